@@ -44,13 +44,6 @@ def certify(
         str | None,
         typer.Option(help="The model to compare with. Default: the one that the run began with."),
     ] = None,
-    control: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=RUN: a control experiment at the cost of the run; may be repeated. Those in "
-            "RUN/controls are included anyway."
-        ),
-    ] = None,
     check: Annotated[
         Path | None,
         typer.Option("--check", help="A certificate: derive it again, and name what does not hold."),
@@ -108,21 +101,9 @@ def certify(
         data=data,
         baseline=baseline,
         samples=samples,
-        controls=dict(map(_control, control or [])),
         console=console,
     )
     console.print_blocks(made, _made(made))
-
-
-def _control(named: str) -> tuple[str, Path]:
-    name, _, path = named.partition("=")
-    if name and path:
-        return name, Path(path)
-    raise UserError(
-        f"--control {named} is not NAME=RUN",
-        where="--control",
-        remedy='for example --control "random rewards=outputs/random"',
-    )
 
 
 def _figures(figures: JsonObject) -> Iterator[Block]:
@@ -134,26 +115,20 @@ def _figures(figures: JsonObject) -> Iterator[Block]:
 
 
 def _made(outcome: CertifyOutcome) -> Iterator[Block]:
-    too_large = "too large for the folder: a check cannot play again"
     yield from _figures(outcome.figures)
-    yield Facts(
-        [
-            ("weights", None if outcome.has_weights else too_large),
-            ("written", str(outcome.folder)),
-            ("next", f"mcpagent certify --check {outcome.folder} --replay 8"),
-        ]
-    )
+    then = f"mcpagent certify --check {outcome.folder} --replay 8"
+    yield Facts([("written", str(outcome.folder)), ("next", then)])
 
 
 def _checked(outcome: CheckOutcome) -> Iterator[Block]:
     for fraud in outcome.frauds[:_SHOWN]:
-        yield f"{fraud.name}: {fraud.where + ': ' if fraud.where else ''}{fraud.detail}"
+        yield f"{fraud.name}: {fraud.detail}"
     if len(outcome.frauds) > _SHOWN:
         yield f"and {len(outcome.frauds) - _SHOWN} more"
     if not outcome.frauds:
         yield from _figures(outcome.figures)
-    if outcome.not_checked:
-        yield f"not checked: {', '.join(outcome.not_checked)}"
+    if not outcome.replayed:
+        yield "nothing was played again: --replay N does"
     yield "the certificate does not hold" if outcome.frauds else "the certificate holds"
     if outcome.other_version is not None:
         yield outcome.other_version

@@ -6,7 +6,7 @@
     cassette/          what the tools answered
     judge.yaml         what the judge is asked, if the tasks name one
     run/               configuration, manifest, metrics, and what the run and its controls were trained on
-    weights/           the two models, if they are small enough
+    weights/           the two models
 
 `derived` is the one place that says what follows from a folder: `run.certify` writes it, and
 `run.certify_check` compares it with what `certificate.json` states.
@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import defaultdict
@@ -22,33 +21,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 import yaml
 from pydantic import Field, ValidationError
 
+from mcpagent.config.loader import load_train_config
+from mcpagent.config.schema import TrainConfig
 from mcpagent.core.intervals import rate_interval
 from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.registry import REWARD_METHODS
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.env.episode import EpisodeLimits
-from mcpagent.env.offer import Discovery
 from mcpagent.errors import UserError
 from mcpagent.evaluate.attacks import GOLD
 from mcpagent.evaluate.compare import compare
 from mcpagent.evaluate.summary import EvalSummary, summarise
-from mcpagent.policy.contract import Sampling
-from mcpagent.reward.judge import JudgePrompts, JudgeRules
-from mcpagent.rollout.agent import AgentSettings, Attempt
+from mcpagent.models.probe import TOLERANCE
+from mcpagent.reward.judge import JudgeRules
+from mcpagent.reward.terms import judge_rules
+from mcpagent.rollout.agent import Attempt
 from mcpagent.rollout.collector import attempts
-from mcpagent.storage.atomic import write_text
-from mcpagent.storage.checkpoints import sha256_of, weights_sha256
+from mcpagent.storage.checkpoints import sha256_of
 from mcpagent.storage.datasets import DiskList, dataset_file, read_tasks
 from mcpagent.storage.locks import LOCK_NAME
-from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.cassettes.cassette import Cassette
@@ -58,7 +54,18 @@ BASELINE, TRAINED, ATTACKS = "baseline", "trained", "attacks"
 CONTROL = "control-"  # begins the name of a side that is a control
 SPLITS = ("train", "heldout")
 EQUAL_COST = 0.95  # share of the run's cost that a control spends at least, to be one at equal cost
+SCHEMA_VERSION = 4
 _SEED_BITS = 31
+# The keys of the configuration that decide how an episode goes; all others are as documented.
+CONDITIONS = {
+    f"{section}.{name}": (section, name)
+    for section, names in {
+        "rollout": ("temperature", "max_new_tokens", "max_steps_per_episode"),
+        "tools": ("result_limit_chars", "discovery", "pinned"),
+        "judge": ("model", "base_url", "votes", "controls"),
+    }.items()
+    for name in names
+}
 
 
 class Side(Record):
@@ -70,45 +77,29 @@ class Side(Record):
     chat_template_sha256: str
     tool_format: str
 
-
-class Conditions(Record):
-    """How every episode of every side was played."""
-
-    samples: int
-    temperature: float
-    max_new_tokens: int
-    max_turns: int
-    result_limit_chars: int
-    search: bool
-    pinned: tuple[str, ...]
-
-    def settings(self, side: Side) -> AgentSettings:
-        """Return how a side's episodes were played."""
-        discovery = Discovery(pinned=self.pinned, result_chars=self.result_limit_chars)
-        return AgentSettings(
-            sampling=Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature),
-            limits=EpisodeLimits(max_turns=self.max_turns),
-            max_context_tokens=side.max_context_tokens,
-            discovery=discovery if self.search else None,
-        )
+    @property
+    def tolerance(self) -> float:
+        """How far apart (nats a token, in the mean) two correct engines are in this precision."""
+        return TOLERANCE.get(self.dtype, max(TOLERANCE.values()))
 
 
 class Certificate(Record):
-    """`certificate.json`: first what its maker states, then what follows from the folder."""
+    """`certificate.json`: first what its maker states, then what follows from the folder. `conditions` are
+    the values of `CONDITIONS`."""
 
-    schema_version: int = Field(default=3, ge=3, le=3)
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
     name: str
     checkpoint_step: int
-    conditions: Conditions
+    samples: int
+    conditions: JsonObject
     sides: dict[str, Side]
-    judge: JsonObject | None = None
     code: JsonObject
 
     seed: int = 0
     run: dict[str, bool | None] = {}
-    datasets: dict[str, str] = {}
     excluded: dict[str, str] = {}
     catalog_hash: str = ""
+    judge: JsonObject | None = None
     reward: JsonObject = {}
     grader: dict[str, str] = {}
     figures: JsonObject = {}
@@ -154,87 +145,103 @@ class Opened:
         """The held-out tasks that training does not have."""
         return DiskList(task for task in self.heldout if task.id not in self.overlaps)
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether the folder has the models of both sides."""
-        return all((self.folder / "weights" / side).is_dir() for side in (BASELINE, TRAINED))
-
     def attempts(self) -> Iterator[Attempt]:
         """Yield what each side has to have played."""
-        samples, seed = self.certificate.conditions.samples, self.certificate.seed
+        samples, seed = self.certificate.samples, self.certificate.seed
         return attempts(self.counted, per_task=samples, seed=seed, label="evaluation")
+
+    def settings(self, side: str = TRAINED) -> TrainConfig:
+        """Return the configuration by which the episodes of a side go: as stated, with the folder's own
+        weights and prompts, and else as documented. Raises UserError."""
+        stated = {
+            **{key: self.certificate.conditions[key] for key in CONDITIONS},
+            "model.dtype": self.certificate.sides[side].dtype,
+            "rollout.tool_format": self.certificate.sides[side].tool_format,
+            "model.name": str(self.folder / "weights" / side),
+            "judge.prompts": str(self.folder / JUDGE_PROMPTS),
+            "rollout.backend": "hf",
+        }
+        overrides = [f"{key}={json.dumps(value)}" for key, value in stated.items()]
+        return load_train_config([], overrides, for_training=False).config
 
     @property
     def cassette(self) -> Cassette:
         """The recorded tools. Raises UserError if they cannot be read."""
-        limit = self.certificate.conditions.result_limit_chars
+        limit = self.settings().tools.result_limit_chars
         return Cassette.alone(self.folder / "cassette", result_limit_chars=limit)
 
     @cached_property
     def judge(self) -> JudgeRules | None:
-        """The judge with the stated settings and the prompts in the folder; None if none is stated. Raises
-        UserError if the prompts cannot be read."""
-        if (stated := self.certificate.judge) is None:
-            return None
-        names = ("model", "base_url", "votes", "max_output_tokens", "controls")
-        settings: dict[str, Any] = {name: stated.get(name) for name in names}
-        return JudgeRules(prompts=JudgePrompts.load(self.folder / JUDGE_PROMPTS), **settings)
+        """The judge, None if no task asks one. Raises UserError if its prompts cannot be read."""
+        return judge_rules(self.settings().judge)
 
 
-def derived(opened: Opened) -> Certificate:
-    """Return the certificate that follows from the folder, but for `files`. Raises UserError."""
-    stated, folder = opened.certificate, opened.folder
-    sides = {
-        name: side.model_copy(update={"weights_sha256": weights_sha256(folder / "weights" / name)})
-        if (folder / "weights" / name).is_dir()
-        else side
-        for name, side in stated.sides.items()
-    }
-    weights = {name: side.weights_sha256 for name, side in sides.items()}
-    datasets = {split: sha256_of(dataset_file(folder / "tasks", split)) for split in SPLITS}
+def derived(opened: Opened, sides: Mapping[str, Side]) -> Certificate:
+    """Return the certificate that follows from the folder and from what its weights are. Raises UserError."""
+    stated, folder, manifest = opened.certificate, opened.folder, opened.manifest
+    weights = {side: sides[side].weights_sha256 for side in (BASELINE, TRAINED)}
+    model, heldout = (manifest.get(name) or {} for name in ("model", "heldout"))
+    methods = sorted({task.reward_spec.method for task in opened.heldout})
     with opened.cassette as tape:
         catalog_hash = tape.catalog_hash
-    methods = sorted({task.reward_spec.method for task in opened.heldout})
     return stated.model_copy(
         update={
-            "sides": sides,
-            "judge": None if opened.judge is None else opened.judge.as_json(),
-            "seed": committed_seed(datasets, weights, stated.conditions),
-            "run": _run_facts(opened, datasets, weights, catalog_hash),
-            "datasets": datasets,
+            "sides": {**stated.sides, **sides},
+            "seed": committed_seed(folder, weights, stated),
+            "run": {
+                "baseline_is_the_runs": _is(weights[BASELINE], model.get("weights_sha256")),
+                "heldout_is_the_runs": _is(split_sha256(folder, "heldout"), heldout.get("sha256")),
+            },
             "excluded": opened.overlaps,
             "catalog_hash": catalog_hash,
-            "reward": opened.manifest.get("reward", {}),
+            "judge": None if opened.judge is None else opened.judge.as_json(),
+            "reward": manifest.get("reward", {}),
             "grader": {name: REWARD_METHODS[name].place for name in methods},
             "figures": figures(opened),
+            "files": file_hashes(folder),
         }
     )
 
 
-def committed_seed(datasets: Mapping[str, str], weights: Mapping[str, str], conditions: Conditions) -> int:
-    """Return the seed of all episodes. It follows from the tasks, the weights of both models and the
-    settings, so that it cannot be chosen."""
-    models = {side: weights[side] for side in (BASELINE, TRAINED)}
-    text = json.dumps([dict(datasets), models, conditions.model_dump(mode="json")], sort_keys=True)
+def _is(actual: str, recorded: str | None) -> bool | None:
+    return None if recorded is None else recorded == actual
+
+
+def committed_seed(folder: Path, weights: Mapping[str, str], stated: Certificate) -> int:
+    """Return the seed of all episodes. It follows from the tasks in the folder, the weights of both sides and
+    the settings, so that it cannot be chosen."""
+    tasks = [split_sha256(folder, split) for split in SPLITS]
+    text = json.dumps([tasks, dict(weights), stated.samples, stated.conditions], sort_keys=True)
     return derive_seed("certificate", text) >> (63 - _SEED_BITS)
 
 
-def _run_facts(
-    opened: Opened, datasets: Mapping[str, str], weights: Mapping[str, str], catalog_hash: str
-) -> JsonObject:
-    """Return whether the folder's parts are those that the run recorded; None if it did not record one."""
-    manifest, strangers = opened.manifest, opened.trained_on.keys() - {task.id for task in opened.train}
+def split_sha256(folder: Path, split: str) -> str:
+    """Return the hash of the tasks of a split in the folder of a certificate."""
+    return sha256_of(dataset_file(folder / "tasks", split))
 
-    def is_recorded(actual: str, recorded: str | None) -> bool | None:
-        return None if recorded is None else recorded == actual
 
-    baseline, heldout, train = (manifest.get(name) or {} for name in ("model", "heldout", "data"))
-    return {
-        "baseline_is_the_runs": is_recorded(weights[BASELINE], baseline.get("weights_sha256")),
-        "heldout_is_the_runs": is_recorded(datasets["heldout"], heldout.get("sha256")),
-        "train_is_the_runs": not strangers and is_recorded(datasets["train"], train.get("sha256")),
-        "tools_are_the_runs": is_recorded(catalog_hash, manifest.get("catalog_hash")),
-    }
+def contradictions(opened: Opened) -> Iterator[str]:
+    """Yield what the run's own records say against the certificate."""
+    certificate, manifest, records = opened.certificate, opened.manifest, opened.records["run"]
+    tasks = (manifest.get("data") or {}).get("sha256")
+    strangers = opened.trained_on.keys() - {task.id for task in opened.train}
+    if strangers or _is(split_sha256(opened.folder, "train"), tasks) is False:
+        yield "the run was trained with other tasks than those in the folder"
+    if _is(certificate.catalog_hash, manifest.get("catalog_hash")) is False:
+        yield "the run was trained with other tools: the catalog of its servers was another"
+    of_run = (manifest.get("reward") or {}).get("judge")
+    if certificate.judge and of_run and of_run["identity"] != certificate.judge["identity"]:
+        yield "the run was trained with another judge"
+    steps = [record.get("step") for record in records]
+    if steps != list(range(1, len(steps) + 1)) or len(steps) < certificate.checkpoint_step:
+        yield "metrics.jsonl does not have every step of the run"
+    limit = certificate.sides[BASELINE].tolerance
+    for record in records:
+        proof, step = record.get("canary_difference"), record.get("step")
+        if proof is None and opened.config.get("algorithm") == "grpo":
+            yield f"step {step} has no proof of weight sync"
+        elif proof is not None and not 0.0 <= proof <= limit:
+            yield f"step {step}: weights {proof} nats apart, and {limit} is allowed"
 
 
 def question_key(text: str) -> str:
@@ -279,18 +286,16 @@ def figures(opened: Opened) -> JsonObject:
             if side.startswith(CONTROL)
         },
         "attacks": _attacks(opened.episodes[ATTACKS]),
-        "records": _records(opened.records["run"]),
     }
 
 
 def _budget(summary: EvalSummary, played: Sequence[Trajectory]) -> JsonObject:
-    shown = {name: m for name, m in summary.metrics.items() if name.startswith(("task_success", "pass"))}
     return {
         "episodes": summary.n_episodes,
         "unscored": summary.unscored,
         "sampled_tokens": sum(len(turn.completion.token_ids) for t in played for turn in t.turns),
         "tool_calls": sum(t.call_count for t in played),
-        "metrics": {name: metric.model_dump(mode="json") for name, metric in shown.items()},
+        "metrics": summary.model_dump(mode="json")["metrics"],
     }
 
 
@@ -309,31 +314,6 @@ def _attacks(played: Sequence[Trajectory]) -> JsonObject:
     }
 
 
-def _records(records: Sequence[JsonObject]) -> JsonObject:
-    """Return weight sync (nats a token between sampler and trainer on the canary) and drift (tokens that a
-    full rendering would have given otherwise) over the steps of the run."""
-
-    def reported(key: str) -> list[float]:
-        return [record[key] for record in records if key in record]
-
-    drifted = reported("drift_share")
-    return {
-        "steps": len(records),
-        "cpu_s": round(sum(reported("cpu_s")), 3),
-        "weight_sync_proofs": len(reported("canary_difference")),
-        "weight_sync_largest_nats": max(reported("canary_difference"), default=None),
-        "sampler_trainer_largest_nats": max(reported("logprob_drift_max"), default=None),
-        "token_drift_mean_share": fmean(drifted) if drifted else None,
-        "unscored_episodes": sum(reported("unscored")),
-    }
-
-
-def write_certificate(folder: Path, certificate: Certificate) -> None:
-    """Write certificate.json with the hashes of all that lies in the folder."""
-    sealed = certificate.model_copy(update={"files": file_hashes(folder)})
-    write_text(folder / CERTIFICATE, sealed.model_dump_json(indent=1) + "\n")
-
-
 def file_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file but certificate.json, by its path in the folder."""
     return {
@@ -341,30 +321,6 @@ def file_hashes(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != LOCK_NAME and path != folder / CERTIFICATE
     }
-
-
-def code_facts() -> JsonObject:
-    """Return the versions here, and the SHA-256 of the whole package as it is installed."""
-    import mcpagent
-
-    root, total = Path(mcpagent.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        total.update(f"{path.relative_to(root).as_posix()} {sha256_of(path)}\n".encode())
-    return {**provenance(), "source_sha256": total.hexdigest()}
-
-
-def open_certificate(folder: Path) -> Opened:
-    """Read `certificate.json` and everything else in the folder. Raises UserError, also for what is
-    missing."""
-    opened = open_evidence(folder, read_certificate(folder))
-    missing = {*opened.certificate.sides, ATTACKS} - opened.episodes.keys()
-    if missing:
-        raise _lacking(folder, f"episodes/{min(missing)}")
-    return opened
-
-
-def _lacking(folder: Path, name: str) -> UserError:
-    return UserError(f"lacks {name}", where=str(folder), remedy="get the whole folder of the certificate")
 
 
 def read_certificate(folder: Path) -> Certificate:
@@ -376,16 +332,32 @@ def read_certificate(folder: Path) -> Certificate:
             where=str(folder),
             remedy="name the folder that mcpagent certify RUN --out FOLDER wrote",
         )
-    remedy = "make the certificate again, or get the whole folder"
     try:
         certificate = Certificate.model_validate_json(path.read_bytes())
     except ValidationError as error:
         problem = describe(error.errors()[0], root="the document")
-        raise UserError(f"is damaged: {problem}", where=str(path), remedy=remedy) from None
-    for side in (BASELINE, TRAINED):
-        if side not in certificate.sides:
-            raise UserError(f"is damaged: has no side {side}", where=str(path), remedy=remedy)
-    return certificate
+    else:
+        missing = {BASELINE, TRAINED, *CONDITIONS} - certificate.sides.keys() - certificate.conditions.keys()
+        if not missing:
+            return certificate
+        problem = f"it lacks {min(missing)}"
+    raise UserError(
+        f"is damaged, or of another version of mcpagent: {problem}",
+        where=str(path),
+        remedy="get the whole folder again, check it with the version that made it, or certify the run again",
+    )
+
+
+def open_certificate(folder: Path) -> Opened:
+    """Read `certificate.json` and everything else in the folder. Raises UserError, also for what is
+    missing."""
+    opened = open_evidence(folder, read_certificate(folder))
+    missing = [f"episodes/{side}" for side in {*opened.certificate.sides, ATTACKS} - opened.episodes.keys()]
+    missing += [f"weights/{side}" for side in (BASELINE, TRAINED) if not (folder / "weights" / side).is_dir()]
+    if missing:
+        remedy = "get the whole folder of the certificate"
+        raise UserError(f"lacks {min(missing)}", where=str(folder), remedy=remedy)
+    return opened
 
 
 def open_evidence(folder: Path, certificate: Certificate) -> Opened:
@@ -394,13 +366,10 @@ def open_evidence(folder: Path, certificate: Certificate) -> Opened:
     files = {side: folder / "episodes" / f"{side}.jsonl.zst" for side in (*certificate.sides, ATTACKS)}
     run, trained_on = RunFolder(folder / "run"), folder / "run" / "trained_on.json"
     controls = {side: RunFolder(run.path / side) for side in certificate.sides if side.startswith(CONTROL)}
-    for path in (run.config_path, run.path / "manifest.json", trained_on):
-        if not path.is_file():
-            raise _lacking(folder, str(path.relative_to(folder)))
     try:
         manifest, asked = run.manifest, json.loads(trained_on.read_text(encoding="utf-8"))
         config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(
             f"cannot be read: {error}", where=str(run.path), remedy="get the whole folder"
         ) from None

@@ -97,9 +97,11 @@ def refuse_other_logits(model: Any, *, name: str, as_root: Callable[..., Any] | 
 
 
 @torch.no_grad()
-def continuation_logprobs(model: Any, context: Sequence[int], continuation: Sequence[int]) -> list[float]:
+def continuation_logprobs(
+    model: Any, context: Sequence[int], continuation: Sequence[int], *, temperature: float = 1.0
+) -> list[float]:
     """Return the logprobs (nats) of the tokens of `continuation` after `context`; logits are made of these
-    alone."""
+    alone. Temperature 0 counts as 1, as in sampling."""
     inner = causal_lm(model)
     was_training = inner.training
     inner.eval()
@@ -107,7 +109,8 @@ def continuation_logprobs(model: Any, context: Sequence[int], continuation: Sequ
     states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, len(context) - 1 : -1]
     logits = output_head(inner)(states)
     inner.train(was_training)
-    logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / (temperature or 1.0)
+    logprobs = torch.log_softmax(logits, dim=-1)
     return logprobs.gather(-1, ids[0, len(context) :, None])[:, 0].tolist()
 
 

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
@@ -15,11 +16,12 @@ from mcpagent.core.tasks import Task
 from mcpagent.env.user import ModelUser, UserSimulator
 from mcpagent.errors import UserError
 from mcpagent.llm.client import open_client
+from mcpagent.models.tokens import Renderer
 from mcpagent.models.weights import weight_files
 from mcpagent.policy.contract import Policy, require_vllm
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
-from mcpagent.rollout.agent import AgentSettings, ContextRenderer
+from mcpagent.rollout.agent import AgentSettings
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.api_models import budget_of, open_asked
 from mcpagent.run.judge import OpenedJudge, open_judge
@@ -34,15 +36,14 @@ PREFIX = "openai:"
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyPolicy:
-    """A policy and what a context for it needs. `is_model` is False for those that work on text;
-    `is_deterministic` if it is asked turn
-    by turn in fixed batches; `spent` is what an API used so far."""
+    """A policy and what a context for it needs. `model` is None for those that work on text;
+    `is_deterministic` if it is asked turn by turn in fixed batches; `spent` is what an API used so far."""
 
     policy: Policy
     identity: JsonObject
-    is_model: bool = False
+    model: Any = None
     is_deterministic: bool = True
-    renderer: ContextRenderer | None = None
+    renderer: Renderer | None = None
     max_context: int | None = None
     spent: Callable[[], JsonObject | None] = lambda: None
     episodes: int | None = None  # that it has room for at once; None: any number
@@ -134,7 +135,7 @@ def _open_model(
                 "dtype": str(loaded.model.dtype).removeprefix("torch."),
                 "device": str(loaded.device),
             },
-            is_model=True,
+            model=loaded.model,
             is_deterministic=is_deterministic(loaded.device),
             renderer=loaded.renderer,
             max_context=loaded.max_context,

@@ -10,12 +10,7 @@ from typing import Any
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.evaluate.certificate import (
-    Certificate,
-    figures,
-    open_certificate,
-    write_certificate,
-)
+from mcpagent.evaluate.certificate import figures, file_hashes, open_certificate
 from mcpagent.run.certify import CertifyOutcome, certify
 from mcpagent.run.train import train
 from mcpagent.storage.checkpoints import sha256_of
@@ -60,7 +55,8 @@ def reseal(folder: Path, change: Callable[[dict[str, Any]], None] = lambda _: No
     document = json.loads((folder / "certificate.json").read_text())
     document["figures"] = figures(open_certificate(folder))
     change(document)
-    write_certificate(folder, Certificate.model_validate(document))
+    document["files"] = file_hashes(folder)
+    (folder / "certificate.json").write_text(json.dumps(document))
 
 
 def edit_episodes(folder: Path, side: str, edit: Callable[[list[Trajectory]], list[Trajectory]]) -> None:
@@ -68,15 +64,14 @@ def edit_episodes(folder: Path, side: str, edit: Callable[[list[Trajectory]], li
     write_trajectories(stem, edit(list(read_trajectories(stem))))
 
 
-def edit_tasks(folder: Path, split: str, edit: Callable[[list[Task]], list[Task]]) -> str:
-    """The tasks of a split, and every hash that names them; that of the file as it is then."""
+def edit_tasks(folder: Path, split: str, edit: Callable[[list[Task]], list[Task]]) -> None:
+    """The tasks of a split, and the manifest that names their hash."""
     path = folder / "tasks" / f"{split}.jsonl"
     write_jsonl(path, edit(list(read_tasks(path))))
     name = {"train": "data", "heldout": "heldout"}[split]
     edit_json(
         folder / "run" / "manifest.json", lambda manifest: manifest[name].update(sha256=sha256_of(path))
     )
-    return sha256_of(path)
 
 
 def edit_json(path: Path, edit: Callable[[Any], None]) -> None:

@@ -54,7 +54,9 @@ def base(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bas
     place = tmp_path_factory.mktemp("certified")
     run = make_run(tiny_checkpoint, place)
     control = make_run(tiny_checkpoint, place / "control", "training.max_steps=1")
-    make_certificate(run, place / "honest", controls={"random rewards": control})
+    shutil.copytree(control, run / "controls" / "random rewards")
+    make_certificate(run, place / "honest")
+    shutil.rmtree(run / "controls")
     make_certificate(run, place / "hot", "rollout.temperature=4.0")
     make_certificate(run, place / "short", "rollout.max_new_tokens=3")
     make_certificate(run, place / "many", samples=3)
@@ -109,15 +111,14 @@ def with_seeds(folder: Path, played: list[Trajectory], seed: int | None = None) 
     return [t.model_copy(update={"seed": seeds[t.id]}) for t in played]
 
 
-def seed_that_follows(folder: Path, **datasets: str) -> Change:
+def seed_that_follows(folder: Path) -> Change:
     """Everything is played with the seed that the folder's tasks and weights give now."""
     certificate = read_certificate(folder)
-    named = {**certificate.datasets, **datasets}
-    weights = {name: side.weights_sha256 for name, side in certificate.sides.items()}
-    seed = committed_seed(named, weights, certificate.conditions)
+    weights = {name: certificate.sides[name].weights_sha256 for name in ("baseline", "trained")}
+    seed = committed_seed(folder, weights, certificate)
     for side in certificate.sides:
         edit_episodes(folder, side, lambda played: with_seeds(folder, played, seed))
-    return lambda document: document.update(datasets=named, seed=seed)
+    return lambda document: document.update(seed=seed)
 
 
 def episodes_of(other: Path, side: str, folder: Path) -> None:
@@ -139,8 +140,8 @@ def terms_of(t: Trajectory, **values: float | None) -> Trajectory:
 def leak(folder: Path, change: Callable[[Task], Task]) -> Change:
     """A held-out task among the training tasks, with the seed that follows then."""
     leaked = next(read_tasks(folder / "tasks" / "heldout.jsonl"))
-    sha256 = edit_tasks(folder, "train", lambda tasks: [*tasks, change(leaked)])
-    return seed_that_follows(folder, train=sha256)
+    edit_tasks(folder, "train", lambda tasks: [*tasks, change(leaked)])
+    return seed_that_follows(folder)
 
 
 def asking(task: Task, text: str) -> Task:
@@ -172,27 +173,26 @@ def trained_on_a_held_out_question(folder: Path, _: Base) -> None:
     edit_json(folder / "run" / "trained_on.json", lambda on: on.update(asked))
 
 
-@fraud("statements", "run.train_is_the_runs")
+@fraud("statements", "other tasks")
 def training_tasks_that_are_left_out(folder: Path, _: Base) -> Change:
     played = set(json.loads((folder / "run" / "trained_on.json").read_text()))
-    sha256 = edit_tasks(folder, "train", lambda tasks: [t for t in tasks if t.id not in played])
-    return seed_that_follows(folder, train=sha256)
+    edit_tasks(folder, "train", lambda tasks: [t for t in tasks if t.id not in played])
+    return seed_that_follows(folder)
 
 
 @fraud("statements", "seed")
-def a_task_dropped_with_its_file(folder: Path, _: Base) -> Change:
+def a_task_dropped_with_its_file(folder: Path, _: Base) -> None:
     dropped = drop_task(folder)
-    sha256 = edit_tasks(folder, "heldout", lambda tasks: [t for t in tasks if t.id != dropped])
-    return lambda document: document["datasets"].update(heldout=sha256)
+    edit_tasks(folder, "heldout", lambda tasks: [t for t in tasks if t.id != dropped])
 
 
 @fraud("statements", "run.heldout_is_the_runs")
 def a_task_dropped_and_the_manifest_forgotten(folder: Path, _: Base) -> Change:
     manifest = (folder / "run" / "manifest.json").read_text()
     dropped = drop_task(folder)
-    sha256 = edit_tasks(folder, "heldout", lambda tasks: [t for t in tasks if t.id != dropped])
+    edit_tasks(folder, "heldout", lambda tasks: [t for t in tasks if t.id != dropped])
     (folder / "run" / "manifest.json").write_text(manifest)
-    return seed_that_follows(folder, heldout=sha256)
+    return seed_that_follows(folder)
 
 
 @fraud("statements", "excluded")
@@ -208,14 +208,13 @@ def a_task_dropped_from_one_side(folder: Path, _: Base) -> None:
 
 
 @fraud("statements", "seed")
-def a_check_made_easier(folder: Path, _: Base) -> Change:
+def a_check_made_easier(folder: Path, _: Base) -> None:
     def easier(task: Task) -> Task:
         document = task.model_dump(mode="json")
         document["reward_spec"]["ground_truth"]["final_answer"] = {"type": "regex", "value": "."}
         return Task.model_validate(document)
 
-    sha256 = edit_tasks(folder, "heldout", lambda tasks: [easier(task) for task in tasks])
-    return lambda document: document["datasets"].update(heldout=sha256)
+    edit_tasks(folder, "heldout", lambda tasks: [easier(task) for task in tasks])
 
 
 # --- the episodes ----------------------------------------------------------------------------------------
@@ -306,10 +305,10 @@ def texts_replaced(folder: Path, _: Base) -> None:
     as_gold(folder, with_tokens=False)
 
 
-@fraud("weights", "nats apart")
+@fraud("episodes", "nats apart")
 def texts_and_tokens_replaced(folder: Path, _: Base) -> Change:
     as_gold(folder, with_tokens=True)
-    return lambda document: document["conditions"].update(max_new_tokens=500)
+    return lambda document: document["conditions"].update({"rollout.max_new_tokens": 500})
 
 
 @fraud("episodes", "tool_results.0.content")
@@ -322,7 +321,7 @@ def results_replaced(folder: Path, _: Base) -> None:
     each_turn(folder, "attacks", other)
 
 
-@fraud("files", "cannot be used")
+@fraud("statements", "cannot be used")
 def a_tape_that_answers_otherwise(folder: Path, _: Base) -> None:
     path = folder / "cassette" / "calls.jsonl"
     path.write_text(path.read_text().replace("0", "1"))
@@ -366,13 +365,13 @@ def another_question(folder: Path, _: Base) -> None:
 # --- the models ------------------------------------------------------------------------------------------
 
 
-@fraud("weights", "nats apart")
+@fraud("episodes", "nats apart")
 def a_stale_adapter(folder: Path, _: Base) -> None:
     played = list(read_trajectories(folder / "episodes" / "baseline"))
     edit_episodes(folder, "trained", lambda _: played)
 
 
-@fraud("weights", "nats apart")
+@fraud("episodes", "nats apart")
 def a_baseline_that_is_sampled_hot(folder: Path, base: Base) -> None:
     episodes_of(base.hot, "baseline", folder)
 
@@ -403,7 +402,7 @@ def other_weights_in_the_folder(folder: Path, base: Base) -> None:
     swap_adapter(folder, base)
 
 
-@fraud("weights", "nats apart")
+@fraud("episodes", "nats apart")
 def another_adapter_under_the_name(folder: Path, base: Base) -> Change:
     """Other weights, and a certificate that names them, with the seed that follows: the logprobs do not."""
     swap_adapter(folder, base)
@@ -412,7 +411,7 @@ def another_adapter_under_the_name(folder: Path, base: Base) -> Change:
     return seed_that_follows(folder)
 
 
-@fraud("weights", "chat template")
+@fraud("statements", "sides.baseline.chat_template_sha256")
 def another_template(folder: Path, _: Base) -> Change:
     return lambda document: document["sides"]["baseline"].update(chat_template_sha256="0" * 64)
 
@@ -428,7 +427,7 @@ def a_tool_described_otherwise(folder: Path, _: Base) -> None:
     edit_json(folder / "cassette" / "catalog.json", described)
 
 
-@fraud("statements", "run.tools_are_the_runs")
+@fraud("statements", "other tools")
 def tools_of_another_run(folder: Path, _: Base) -> None:
     edit_json(folder / "run" / "manifest.json", lambda m: m.update(catalog_hash="0" * 64))
 
@@ -451,7 +450,7 @@ def a_tame_attack(folder: Path, _: Base) -> None:
     edit_episodes(folder, "attacks", tame)
 
 
-@fraud("records", "no proof")
+@fraud("statements", "no proof")
 def a_proof_that_is_missing(folder: Path, _: Base) -> None:
     def without(line: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in line.items() if key != "canary_difference"}
@@ -459,13 +458,13 @@ def a_proof_that_is_missing(folder: Path, _: Base) -> None:
     edit_lines(folder / "run" / "metrics.jsonl", lambda lines: [*lines[:-1], without(lines[-1])])
 
 
-@fraud("records", "nats apart")
+@fraud("statements", "nats apart")
 def a_proof_that_failed(folder: Path, _: Base) -> None:
     path = folder / "run" / "metrics.jsonl"
     edit_lines(path, lambda lines: [{**line, "canary_difference": 0.5} for line in lines])
 
 
-@fraud("records", "every step")
+@fraud("statements", "every step")
 def a_step_that_is_missing(folder: Path, _: Base) -> None:
     edit_lines(folder / "run" / "metrics.jsonl", lambda lines: lines[1:])
 
@@ -512,7 +511,7 @@ states(
 )
 
 
-@fraud("files", "is not the file that was certified", is_sealed=False)
+@fraud("statements", "files.run/config.yaml", is_sealed=False)
 def a_file_that_was_touched(folder: Path, _: Base) -> None:
     path = folder / "run" / "config.yaml"
     path.write_text(path.read_text() + "# nothing\n")
@@ -539,7 +538,7 @@ def test_a_planted_fraud_is_named(what: str, base: Base, tmp_path: Path) -> None
 
 def test_the_certificate_that_the_frauds_start_from_holds(base: Base) -> None:
     outcome = check(base.folder, replay=100)
-    assert list(outcome.frauds) == [] and outcome.not_checked == []
+    assert list(outcome.frauds) == [] and outcome.replayed == 100
 
 
 def test_every_check_has_found_a_planted_fraud() -> None:

@@ -45,6 +45,7 @@ HONEST: dict[str, tuple[list[str], list[str], int, int]] = {
     "five steps": (["training.max_steps=5", "training.keep_checkpoints=2"], [], 3, 2),
     "a reward of its own": (["reward.weights.success=0.8", "health.enabled=false"], [], 3, 2),
     "it evaluates itself": (["training.eval_every=1"], ["rollout.num_envs=2"], 3, 2),
+    "a short context": ([], ["rollout.max_context_tokens=700"], 3, 2),
     "another model plays the user": ([], ["rollout.user_model=nobody"], 3, 2),
     "tools are searched for": (["tools.discovery=search"], [], 3, 2),
 }
@@ -59,7 +60,8 @@ def test_the_certificate_of_an_honest_run_holds(what: str, tiny_checkpoint: Path
     run = make_run(tiny_checkpoint, tmp_path, *of_run, tasks=tasks)
     made = make_certificate(run, tmp_path / "certificate", *of_certificate, samples=attempts)
     outcome = check(made.folder, replay=100)
-    assert list(outcome.frauds) == [] and outcome.not_checked == []
+    assert list(outcome.frauds) == [] and outcome.replayed == 100
+    assert sorted(each.name for each in (made.folder / "weights").iterdir()) == ["baseline", "trained"]
     played = list(read_trajectories(made.folder / "episodes" / "trained"))
     assert len(played) == tasks * attempts and made.figures["tasks"]["counted"] == tasks
 
@@ -77,22 +79,6 @@ def test_tasks_that_training_has_are_left_out_and_the_certificate_says_so(
     assert certificate.excluded == {"new-id": "a training task asks the same"}
     assert certificate.run["heldout_is_the_runs"] is False
     assert list(check(made.folder).frauds) == []
-
-
-def test_a_certificate_without_weights_says_what_was_not_checked(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    from tests.run.certified import reseal
-
-    run = make_run(tiny_checkpoint, tmp_path)
-    folder = make_certificate(run, tmp_path / "certificate").folder
-    shutil.rmtree(folder / "weights")
-    reseal(folder)
-    outcome = check(folder)
-    assert list(outcome.frauds) == []
-    assert outcome.not_checked == ["weights", "replay"]
-    with pytest.raises(UserError, match="has no weights to play with"):
-        check(folder, replay=1)
 
 
 def test_the_gain_is_the_mean_over_tasks_of_the_difference_of_means(
@@ -144,11 +130,13 @@ def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds
     shutil.copytree(out, run / "certificate")
     (table,) = certificate_table(read_run(run).certified)
     assert [row[0].text for row in table.rows] == ["baseline", "trained"]
+    edit_json(run / "certificate" / "certificate.json", lambda document: document.update(schema_version=1))
+    assert read_run(run).certified == {}  # of a version that had other figures
     edit_json(out / "certificate.json", lambda document: document["figures"]["gain"].update(wins=3))
     bad = CliRunner().invoke(app, ["--check", str(out)])
     assert bad.exit_code == 1 and "statements: figures.gain.wins is 3" in bad.stdout.replace("\n", " ")
     assert "another version" not in bad.stdout
-    edit_json(out / "certificate.json", lambda document: document["code"].pop("source_sha256"))
+    edit_json(out / "certificate.json", lambda document: document["code"].update(versions={}))
     older = CliRunner().invoke(app, ["--check", str(out)])
     assert older.exit_code == 1
     last = older.stdout.splitlines()[-1]
@@ -174,11 +162,10 @@ def test_what_cannot_be_certified_is_refused_with_what_to_do_and_nothing_is_left
     full = make_run(tiny_checkpoint, tmp_path / "full", "finetune.mode=full")
     other = full / "checkpoints" / "step-000002"
     assert "another model" in refused(str(run), "--baseline", str(other), *to).message
-    assert "NAME=RUN" in refused(str(run), "--control", "random", *to).message
     assert "not a folder on this machine" in refused(str(run), "--baseline", "embedded", *to).message
     manifest = (run / "manifest.json").read_text()
     edit_json(run / "manifest.json", lambda document: document.update(catalog_hash="0" * 64))
-    assert "the tools are not those" in refused(str(run), *to).message
+    assert "trained with other tools" in refused(str(run), *to).message
     (run / "manifest.json").write_text(manifest)
     assert not out.exists()
 
@@ -191,5 +178,10 @@ def test_what_cannot_be_certified_is_refused_with_what_to_do_and_nothing_is_left
     records.unlink()
     assert "lacks episodes/trained" in refused("--check", str(folder)).message
     records.write_bytes(whole)
+    weights = (folder / "weights" / "trained").rename(tmp_path / "weights")
+    assert "lacks weights/trained" in refused("--check", str(folder)).message
+    weights.rename(folder / "weights" / "trained")
+    edit_json(folder / "certificate.json", lambda document: document.update(schema_version=3))
+    assert "of another version of mcpagent: schema_version" in refused("--check", str(folder)).message
     (folder / "certificate.json").write_text("{")
     assert "is damaged" in refused("--check", str(folder)).message

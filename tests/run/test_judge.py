@@ -595,7 +595,7 @@ SWAPPED = {
     a_verdict_of_another_episode: "episodes",
     another_name_for_the_judge: "statements",
     another_rubric_for_any_task: "statements",
-    a_run_with_another_judge: "records",
+    a_run_with_another_judge: "statements",
 }
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from mcpagent.core.records import JsonObject, Metric, OpenRecord
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-from mcpagent.evaluate.certificate import read_certificate
+from mcpagent.evaluate.certificate import CERTIFICATE
 from mcpagent.evaluate.report.episodes import EpisodeFiles, NonceCount
 from mcpagent.evaluate.summary import BEST, COMPLEXITIES, UNTRAINED, EvalResult
 from mcpagent.storage.run_folder import RunFolder
@@ -26,6 +26,7 @@ from mcpagent.tools.metrics import PoolMetrics
 # the quickstart writes under eval/. `_sides` finds them among those of any other run.
 BEFORE, AFTER = "warm_start", "trained"
 SAMPLED = "_sampled"
+_FIRST_WITH_FIGURES = 3  # schema_version of certificates, since which the figures are the same
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
@@ -105,7 +106,7 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
             remedy="pass the folder that `mcpagent train` or `mcpagent quickstart` printed",
         )
     steps = _read_steps(run_dir)
-    config_path, certificate = run_dir / "config.yaml", run_dir / "certificate"
+    config_path = run_dir / "config.yaml"
     config_text = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
     evaluations, validations, sources = _sides(read_evaluations(run_dir / "eval"))
     episodes = EpisodeFiles(run_dir / "trajectories") if episodes is None else episodes
@@ -123,7 +124,7 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
         episodes_from=episodes_from,
         controls=_read_controls(run_dir / "eval" / "controls.json"),
         wasteful=_read_controls(run_dir / "eval" / "wasteful.json"),
-        certified=read_certificate(certificate).figures if certificate.is_dir() else {},
+        certified=_certified(run_dir / "certificate" / CERTIFICATE),
         pairs=pairs,
         nonces=episodes.nonces,
         episodes=episodes,
@@ -231,6 +232,12 @@ def _pair(alike: dict[str, EvalResult]) -> tuple[str | None, str | None]:
         max(firsts, key=lambda stem: (stem == UNTRAINED, stem), default=None),
         max(lasts, key=lambda stem: (stem == BEST, step(stem), stem), default=None),
     )
+
+
+def _certified(path: Path) -> JsonObject:
+    """Return the figures of a certificate; {} without one, or if it is so old that it has others."""
+    certificate = read_object(path)
+    return certificate["figures"] if certificate.get("schema_version", 0) >= _FIRST_WITH_FIGURES else {}
 
 
 def _read_controls(path: Path) -> list[Control]:
