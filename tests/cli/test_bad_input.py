@@ -180,7 +180,6 @@ CASES = {
     "certify --check {w}/certificate-old": ["certificate.json"],
     "certify {w}/run --samples 0": ["--samples"],
     "certify {w}/run --data {w}/absent.jsonl": ["absent.jsonl"],
-    "certify {w}/run --control nothing": ["--control"],
     "certify {w}/run --replay 2": ["--replay"],
 }
 
