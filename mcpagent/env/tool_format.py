@@ -13,6 +13,7 @@ from mcpagent.env.dialects.contract import Dialect
 from mcpagent.env.parsing import DIALECT_OF, LOADED_DIALECTS, parse_action
 from mcpagent.errors import UserError
 from mcpagent.models.conversation import calling_message, thought, tool_message
+from mcpagent.models.probe import trained_format
 from mcpagent.models.tokens import Renderer, refuse_forgery
 
 # A call that is hard to read back: text that looks like a number, quotes, line breaks, every JSON type.
@@ -50,7 +51,8 @@ def open_renderer(tokenizer: Any, *, name: str, tool_format: str = "auto") -> Re
     """Return the renderer of a model, once its template has passed: suffixes do not depend on the history, a
     call that the template writes reads back as the same call, control tokens cannot be forged.
 
-    `auto` is the dialect that the template writes; if it writes none, the model is told to write Hermes.
+    `auto` is the dialect that the model `name` was trained in, if a run made it, else that which the template
+    writes; if it writes none, the model is told to write Hermes.
     Another one is taught in the system message, in place of what the template would say of tools. Raises
     UserError with the reason and the remedy.
     """
@@ -60,6 +62,8 @@ def open_renderer(tokenizer: Any, *, name: str, tool_format: str = "auto") -> Re
             where="rollout.tool_format",
             remedy=f"use one of {', '.join(DIALECT_OF)}",
         )
+    if tool_format == "auto":
+        tool_format = trained_format(name) or tool_format
     renderer = Renderer(tokenizer, name=name)
     from_template = _own_dialect(renderer, is_needed=tool_format == "auto")
     framed = None if from_template is None or from_template.read_turn is None else from_template.name
@@ -119,12 +123,13 @@ Score = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
 
 
 def measured_format(tokenizer: Any, *, name: str, score: Score) -> FormatChoice:
-    """Return what `auto` means for a model whose weights are at hand: the format of its template, unless the
-    model hardly ever begins a call so and easily begins one of another format, under that format's own
-    rendering. `score` gives the logprobs of tokens after others. Raises what `open_renderer` does."""
+    """Return what `auto` means for a model whose weights are at hand: the format that a run trained it in; if
+    none did, that of its template, unless the model hardly ever begins a call so and easily begins one of
+    another format, under that format's own rendering. `score` gives the logprobs of tokens after others.
+    Raises what `open_renderer` does."""
     of_template = open_renderer(tokenizer, name=name)
     template = of_template.tool_format
-    if DIALECT_OF[template].read_turn is not None:
+    if DIALECT_OF[template].read_turn is not None or trained_format(name) is not None:
         return FormatChoice(tool_format=template)
     openings = {template: _opening(of_template, score)}
     if openings[template] >= _HARDLY:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mcpagent.errors import UserError
+from mcpagent.storage.checkpoints import find_model, run_of
 
 # Nats a token, mean absolute difference. Two correct engines differ by 1e-6 in float32 and 9e-3 in bfloat16
 # (measured); wrong weights make 0.1 to 3 of it.
@@ -26,12 +30,14 @@ _ROWS_AT_ONCE = 16  # whose logits over the vocabulary are held together
 @dataclass(frozen=True, kw_only=True)
 class Probe:
     """`logprobs` are the trainer's (nats) of each sequence's tokens after the first, at temperature 1. It
-    computed in `dtype`, over weights of 4 bits if `is_quantised`."""
+    computed in `dtype`, over weights of 4 bits if `is_quantised`. In `tool_format` the sequences call tools;
+    None if it is not recorded."""
 
     token_ids: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]]
     dtype: str
     is_quantised: bool = False
+    tool_format: str | None = None
 
 
 def windows(sequences: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:
@@ -69,6 +75,20 @@ def read_probe(folder: Path) -> Probe | None:
         return probe
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError("is not a probe", where=str(path), remedy="copy the folder again") from None
+
+
+def trained_format(name: str) -> str | None:
+    """Return the format that a run, a checkpoint or an export was trained to call tools in; None if `name` is
+    a model that no run made."""
+    with suppress(UserError):  # whoever loads it says what is wrong with it
+        checkpoint = find_model(name)
+        probe = None if checkpoint is None else read_probe(checkpoint.path)
+        if probe is not None and probe.tool_format is not None:
+            return probe.tool_format
+        if checkpoint is not None and (run := run_of(checkpoint.path)) is not None:
+            settings = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
+            return settings.get("rollout", {}).get("tool_format")
+    return None
 
 
 def prove(model: Any, folder: Path) -> None:

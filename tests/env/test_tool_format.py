@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.env.tool_format import measured_format, open_renderer
+from mcpagent.models.probe import Probe, write_probe
 
+PROBE = Probe(token_ids=[[1, 2]], logprobs=[[-0.5]], dtype="float32")
 TAG = "<tool_call>"
 
 
@@ -40,6 +44,28 @@ def test_auto_is_the_format_that_the_model_can_write(tag: float, text: float, ch
     assert choice.tool_format == chosen
     assert (choice.why is None) == (said is None) and (said is None or said in str(choice.why))
     assert choice.openings["auto"] == pytest.approx(min(tag, text))
+
+
+def test_a_model_that_a_run_trained_keeps_the_format_of_that_run(tmp_path: Path) -> None:
+    """What it was trained to write, however easily it begins another: the choice for a warm start and the one
+    for what is trained from it must not differ."""
+    weights = tmp_path / "run" / "checkpoints" / "step-000001"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    (weights / "model.safetensors").touch()
+    write_probe(weights, replace(PROBE, tool_format="xml"))
+    scripted = model(tag=-21.4, text=-5.0)  # json, by its weights
+    assert measured_format(tokenizer(), name=str(weights), score=scripted).tool_format == "xml"
+    assert open_renderer(tokenizer(), name=str(weights)).tool_format == "xml"
+    assert open_renderer(tokenizer(), name=str(weights), tool_format="json").tool_format == "json"
+    # A checkpoint from before probes named it: the settings of its run.
+    write_probe(weights, PROBE)
+    assert measured_format(tokenizer(), name=str(weights), score=scripted).tool_format == "json"
+    (tmp_path / "run" / "config.yaml").write_text("rollout: {tool_format: xml}")
+    assert measured_format(tokenizer(), name=str(weights), score=scripted).tool_format == "xml"
+    # A run that was made while `auto` was what the template writes.
+    (tmp_path / "run" / "config.yaml").write_text("rollout: {tool_format: auto}")
+    assert measured_format(tokenizer(), name=str(weights), score=scripted).tool_format == "auto"
 
 
 def test_each_format_is_scored_under_its_own_rendering() -> None:

@@ -140,6 +140,33 @@ def test_every_reader_has_the_logprobs_of_the_trainer(
     assert furthest(opened(starts[start]), run) > 1e-2, "the run must have changed the model"
 
 
+def test_every_reader_tells_the_model_to_call_tools_as_it_was_trained_to(
+    tiny_checkpoint: Path, data: Path, tmp_path: Path
+) -> None:
+    """The template of the base asks for tags; the run was told otherwise, and whoever goes on is not."""
+    sft = ("algorithm=sft", "training.eval_samples=0")
+    run = train(
+        configured(tiny_checkpoint, data, *sft, "rollout.tool_format=json"), run_dir=tmp_path / "run"
+    ).run_dir
+    readers = {
+        "run": run,
+        "RUN@STEP": f"{run}@1",
+        "moved": moved(run / "checkpoints" / "step-000001", tmp_path / "alone"),
+        "export": exported(run, tmp_path / "adapters", merge=False),
+        "export --merge": exported(run, tmp_path / "merged", merge=True),
+    }
+
+    def format_of(model: Path | str) -> str:
+        config = load_train_config([], [f"model.name={model}"], for_training=False).config
+        return load(config).renderer.tool_format
+
+    assert {name: format_of(model) for name, model in readers.items()} == dict.fromkeys(readers, "json")
+    assert format_of(tiny_checkpoint) == "auto"
+    for i, model in enumerate(readers.values()):
+        later = train(configured(model, data, *sft), run_dir=tmp_path / f"later {i}").run_dir
+        assert load_train_config([later / "config.yaml"]).config.rollout.tool_format == "json"
+
+
 @pytest.mark.parametrize("shape", ["lora.r=16", "lora.r=4"])
 def test_an_evaluation_of_the_run_is_its_own_last_one_episode_by_episode(
     starts: dict[str, Path], data: Path, tmp_path: Path, shape: str

@@ -101,6 +101,7 @@ def build_learner(
         wrapping=wrapping,
         scorer=scorer,
         start=loaded.start,
+        tool_format=loaded.renderer.tool_format,
     )
     if wrapping is not None:  # `as_loaded` had no values to compare
         refuse_other_logits(model, name=config.model.name, as_root=learner.scorer)

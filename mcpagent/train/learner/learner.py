@@ -201,7 +201,7 @@ class Learner:
 
     `reference` is a model of its own (its scorer, if it is sharded) or an `EmaReference`; None: the base
     with the adapters off. `scorer` is that of `model`, if it is sharded already. `start` is what the run
-    began with, which its checkpoints name.
+    began with, which its checkpoints name, as they do the `tool_format` of its episodes.
     """
 
     def __init__(
@@ -218,9 +218,10 @@ class Learner:
         wrapping: Wrapping | None = None,
         scorer: TokenScorer | None = None,
         start: Start | None = None,
+        tool_format: str | None = None,
     ) -> None:
         self.model, self.tokenizer, self.processes = model, tokenizer, processes or Processes()
-        self._start = start
+        self._start, self._tool_format = start, tool_format
         # Told how many samples of how many the micro-batches of an update have covered.
         self.on_samples: Callable[[int, int], None] = lambda _done, _total: None
         self._trained_on: Sequence[TrainSample] = ()  # the last step's
@@ -440,6 +441,7 @@ class Learner:
             logprobs=self.logprobs([_all_but_first(ids) for ids in cut]),
             dtype=self._dtype_name,
             is_quantised=is_quantised(self.model),
+            tool_format=self._tool_format,
         )
 
     @property
