@@ -69,7 +69,7 @@ class Progress:
     seed: int
     servers: str | None = None  # the mcp.json; None: the built-in servers
     model: str | None = None  # None: the embedded one
-    fitted: list[str] | None = None
+    fitted: dict[str, list[str]] | None = None
     said_s: float | None = None
     trained: str | None = None  # the checkpoint that GRPO has left
     wall_s: dict[str, float] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class QuickstartJob:
 
     def refitted(self) -> QuickstartJob:
         """Return the job with its settings as the pace of this machine makes them."""
-        warm, grpo = _configs(self.out, self.seed, self.explored, self.pretrained, self.progress.fitted or ())
+        warm, grpo = _configs(self.out, self.seed, self.explored, self.pretrained, self.progress.fitted)
         job = replace(self, warm=warm)
         model = grpo.model.model_copy(update={"name": str(job.warm_checkpoint)})
         return replace(job, grpo=grpo.model_copy(update={"model": model}))
@@ -204,7 +204,7 @@ def open_job(
     servers = None if explored is None else explored.tools.servers
     model = None if pretrained is None else pretrained.model
     progress = check_folder(out, seed=seed, servers=servers, model=model)
-    warm, grpo = _configs(out, seed, explored, pretrained, progress.fitted or ())
+    warm, grpo = _configs(out, seed, explored, pretrained, progress.fitted)
     with open_tools(grpo.tools, on_note=stages.note) as opened:
         current = opened.pool.catalog_hash
     if progress.catalog_hash not in ("", current):
@@ -238,14 +238,14 @@ def _configs(
     seed: int,
     explored: ExploredServers | None,
     pretrained: Pretrained | None,
-    fitted: Sequence[str],
+    fitted: Mapping[str, Sequence[str]] | None,
 ) -> tuple[TrainConfig, TrainConfig]:
     """The settings of the warm start and of GRPO."""
     # It evaluates by itself, before and after GRPO, greedily and not.
     data = f"data.train={json.dumps(str(out / 'data' / 'train.jsonl'))}"
     settings = [f"seed={seed}", data, "training.eval_samples=0"]
     if pretrained is not None:
-        warm, grpo = pretrained.configs(settings, fitted)
+        warm, grpo = pretrained.configs(settings, fitted or {})
     else:
         of_warm, of_grpo = ([], []) if explored is None else (_EXPLORED_WARM_START, _EXPLORED_GRPO)
         warm = load_train_config([resource_path("configs/warm_start.yaml")], [*settings, *of_warm]).config

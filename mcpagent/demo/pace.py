@@ -33,7 +33,7 @@ def fitted(job: QuickstartJob) -> QuickstartJob:
     plan = fit(
         pace,
         minutes=pretrained.minutes,
-        warm_steps=job.warm_steps,
+        warm_steps=job.warm_steps if pretrained.has_set("training.max_steps") else None,
         heldout=sum(1 for _ in read_tasks(job.out / "data" / "heldout.jsonl")),
         shapes=(shape,) if is_shaped else SHAPES,
     )

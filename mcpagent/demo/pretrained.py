@@ -39,6 +39,7 @@ _ENOUGH_STEPS = 40  # of GRPO: a batch larger than the measured one waits until 
 _FEW_STEPS = 20  # of the measured one rather than more of smaller ones
 _LEAST_STEPS = 8
 _SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longest turn, however many play
+_WARM_SHARE, _WARM_STEPS = 1 / 8, (8, 24)  # of the minutes, for so many supervised steps
 _EVALUATION_SHARE = 0.2  # of the minutes, for the three evaluations together
 _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
 
@@ -57,13 +58,15 @@ class Pretrained:
     minutes: float = DEFAULT_MINUTES
     settings: Sequence[str] = ()
 
-    def configs(self, shared: Sequence[str], fitted: Sequence[str]) -> tuple[TrainConfig, TrainConfig]:
-        """Return the settings of the warm start and of GRPO; `fitted` are those that follow from the pace of
-        this machine. What the user set stands. Raises UserError."""
+    def configs(
+        self, shared: Sequence[str], fitted: Mapping[str, Sequence[str]]
+    ) -> tuple[TrainConfig, TrainConfig]:
+        """Return the settings of the warm start and of GRPO; `fitted` are those of each that follow from the
+        pace of this machine. What the user set stands. Raises UserError."""
         name = f"model.name={json.dumps(self.model)}"
         warm, grpo = (
             load_train_config([], [*shared, name, *_RECIPE, *recipe, *self.settings]).config
-            for recipe in (_WARM_START, [*_GRPO, *fitted])
+            for recipe in ([*_WARM_START, *fitted.get("warm_start", ())], [*_GRPO, *fitted.get("grpo", ())])
         )
         if warm.data.max_tasks is None:  # no more are demonstrated than are trained on
             few = {"max_tasks": warm.training.batch_size * (warm.training.max_steps or 1)}
@@ -93,6 +96,7 @@ class Pace:
 class Plan:
     """What fits into the minutes, and the seconds of each part."""
 
+    warm_steps: int
     batch_size: int
     group_size: int
     steps: int
@@ -104,31 +108,42 @@ class Plan:
         """Of all parts."""
         return sum(self.seconds.values())
 
-    def settings(self, *, minutes: float) -> list[str]:
-        """Return the plan as settings of the GRPO run."""
+    def settings(self, *, minutes: float) -> dict[str, list[str]]:
+        """Return the plan as settings of the warm start and of GRPO."""
         over = _MOST_OVER * max(60 * minutes, self.total_s) - self.total_s + self.seconds["GRPO"]
-        return [
+        grpo = [
             f"training.batch_size={self.batch_size}",
             f"rollout.group_size={self.group_size}",
             f"training.max_steps={self.steps}",
             f"training.eval_tasks={self.eval_tasks}",
             f"budget.wall_s={over:.0f}",
         ]
+        return {"warm_start": [f"training.max_steps={self.warm_steps}"], "grpo": grpo}
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {duration(s)}" for name, s in self.seconds.items())
         return (
-            f"this takes about {duration(self.total_s)}: {parts}. GRPO: {self.steps} steps of "
+            f"this takes about {duration(self.total_s)}: {parts}. Warm start: {self.warm_steps} steps; "
+            f"GRPO: {self.steps} steps of "
             f"{self.batch_size} tasks x {self.group_size} attempts; evaluations: {self.eval_tasks} held-out "
             "tasks, greedy and sampled"
         )
 
 
 def fit(
-    pace: Pace, *, minutes: float, warm_steps: int, heldout: int, shapes: Sequence[tuple[int, int]]
+    pace: Pace,
+    *,
+    minutes: float,
+    heldout: int,
+    shapes: Sequence[tuple[int, int]],
+    warm_steps: int | None = None,
 ) -> Plan:
     """Return the largest plan that fits into the minutes: the largest of the `shapes` of a step of which
-    there can be enough. Raises UserError if not even a few steps of the smallest fit."""
+    there can be enough, after `warm_steps` (None: as many as fit too). Raises UserError if not even a few
+    steps of the smallest fit."""
+    if warm_steps is None:
+        least, most = _WARM_STEPS
+        warm_steps = max(least, min(most, int(_WARM_SHARE * 60 * minutes / pace.supervised_s)))
     # Greedy and sampled, by the warm start, the trained model and the untrained one.
     task_s = 2 * (2 + pace.untrained_ratio) * pace.rollout_s / pace.episodes
     eval_tasks = min(heldout, max(LEAST["heldout"], int(_EVALUATION_SHARE * 60 * minutes / task_s)))
@@ -156,5 +171,10 @@ def fit(
     seconds["GRPO"] = pace.load_s + steps[shape] * step_s(shape)
     batch, group = shape
     return Plan(
-        batch_size=batch, group_size=group, steps=steps[shape], eval_tasks=eval_tasks, seconds=seconds
+        warm_steps=warm_steps,
+        batch_size=batch,
+        group_size=group,
+        steps=steps[shape],
+        eval_tasks=eval_tasks,
+        seconds=seconds,
     )

@@ -43,7 +43,7 @@ def test_an_hour_is_divided_among_the_parts() -> None:
     assert (plan.batch_size, plan.group_size, plan.steps) == (4, 8, 45)
     assert plan.seconds["GRPO"] == 10 + 45 * 60
     assert 3600 - 60 <= plan.total_s <= 3600
-    assert "budget.wall_s=3824" in plan.settings(minutes=60)  # 1.3 * 3600 - 3566 + 2710
+    assert "budget.wall_s=3824" in plan.settings(minutes=60)["grpo"]  # 1.3 * 3600 - 3566 + 2710
 
 
 @pytest.mark.parametrize("minutes", [12, 20, 33, 60, 150, 600, 3000])
@@ -56,6 +56,20 @@ def test_a_plan_never_exceeds_its_minutes_and_more_minutes_never_give_fewer_epis
 
     assert episodes(more) >= 0.9 * episodes(plan)
     assert more.batch_size * more.group_size >= plan.batch_size * plan.group_size
+
+
+@pytest.mark.parametrize(
+    ("supervised_s", "steps"),
+    [(12, 24), (30, 15), (400, 8)],  # an eighth of 3600 s is 450
+)
+def test_the_warm_start_has_as_many_steps_as_an_eighth_of_the_time_allows(
+    supervised_s: float, steps: int
+) -> None:
+    pace = replace(PACE, supervised_s=supervised_s)
+    plan = fit(pace, minutes=60 if steps > 8 else 180, heldout=160, shapes=SHAPES)
+    assert plan.seconds["warm start"] == 10 + steps * supervised_s
+    assert plan.settings(minutes=60)["warm_start"] == [f"training.max_steps={steps}"]
+    assert "24 steps" in str(plan) or steps != 24
 
 
 def test_too_few_minutes_are_refused_with_how_many_are_enough() -> None:
