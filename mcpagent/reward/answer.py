@@ -22,7 +22,7 @@ from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.abstention import abstention_holds
 from mcpagent.reward.line import blanked, is_given, line_holds, read_answer, unwrapped, value_spans
 from mcpagent.reward.phrasing import AnswerContext, denied_after, is_affirmed, is_dump, plain
-from mcpagent.reward.reading import Amount, Span, amounts, canonical, is_conversion, says
+from mcpagent.reward.reading import Amount, Span, amounts, canonical, is_conversion
 
 MAX_DIFFERENT_NUMBERS = 4
 MAX_WORDS = (
@@ -125,9 +125,7 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         return _states_number(check, value, text, context)
     if check.type == "must_include":
         return _includes_all(as_facts(value), check, text, context)
-    sentences = _SENTENCE.split(text)
-    telling = "\n".join(part for part in sentences if any(says(fact, part) for fact in as_facts(value)))
-    parts = [part for part in dict.fromkeys([text, *sentences, telling]) if part.strip()]
+    parts = [part for part in dict.fromkeys([text, *_SENTENCE.split(text)]) if part.strip()]
     options = (True, False) if check.type == "yes_no" else check.options
     given = [option for part in parts[1:] for option in options if is_given(check, [option], part, context)]
     if given and given[-1] != value:

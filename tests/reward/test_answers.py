@@ -85,7 +85,7 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
 @pytest.mark.parametrize("folder", ["eighth", "ninth"])
 def test_of_answers_to_generated_tasks_no_more_are_misjudged_than_is_known(folder: str) -> None:
     # Rounding, family names alone, several values in one text.
-    for on_line, of_right, of_wrong in ((True, 0.045, 0.0), (False, 0.13, 0.0)):
+    for on_line, of_right, of_wrong in ((True, 0.045, 0.0), (False, 0.14, 0.0)):
         failed, passed, right, wrong = misjudged(answered_tasks(FOLDER / folder), on_line=on_line)
         assert len(failed) <= of_right * right, failed
         assert len(passed) <= of_wrong * wrong, passed
