@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
@@ -16,7 +16,6 @@ from mcpagent.core.tasks import Task
 from mcpagent.env.user import ModelUser, UserSimulator
 from mcpagent.errors import UserError
 from mcpagent.llm.client import open_client
-from mcpagent.models.tokens import Renderer
 from mcpagent.models.weights import weight_files
 from mcpagent.policy.contract import Policy, require_vllm
 from mcpagent.policy.openai import OpenAIPolicy
@@ -29,6 +28,9 @@ from mcpagent.storage.checkpoints import find_model
 from mcpagent.storage.lineage import model_identity
 from mcpagent.storage.packages import require
 from mcpagent.tools.io_thread import IOThread
+
+if TYPE_CHECKING:  # it takes jinja2, which a base installation has not
+    from mcpagent.models.tokens import Renderer
 
 SCRIPTED = ("gold", "empty", "over-eager")
 PREFIX = "openai:"
