@@ -118,7 +118,7 @@ def test_a_server_of_others_gives_its_proven_tasks_in_one_command(
     document = json.loads(done.stdout)
     assert document["records"] >= least
     explored = document["explored"]
-    assert explored["failed"] < 0.6 * explored["calls"]  # git: each date of a log is tried as a revision
+    assert explored["failed"] < explored["calls"] / 2
     lines = done.stderr.splitlines()
     assert all(silence["sentence"] in lines for silence in explored["silent"])
     tasks: list[Task] = list(read_tasks(tmp_path / "d" / "train.jsonl"))

@@ -381,8 +381,9 @@ def _refuse(tool: _Tool, attempt: _Attempt, refusal: str, result: ToolResult) ->
     for kind, slot, value in blamed or guessed or unsure or parts:
         kind.refused += 1
         if slot.type == "string" and not slot.schema.get("enum") and result.is_error:
-            told = (value, slot.name, tool.spec.name)
-            slot.add("named in a refusal", 2.5, [v for v in listed_values(refusal) if v not in told])
+            repeated = (str(value), slot.name, tool.spec.name)  # whole, or the beginning
+            named = [v for v in listed_values(refusal) if not any(text.startswith(v) for text in repeated)]
+            slot.add("named in a refusal", 2.5, named)
 
 
 def _why_nothing(tool: _Tool) -> Silence:

@@ -321,6 +321,22 @@ def test_what_the_description_lists_is_tried_where_nothing_else_does() -> None:
     assert asked == {"mars", "saturn"} and world.calls.total() < 16
 
 
+def test_what_a_refusal_repeats_of_a_value_cut_short_is_not_tried() -> None:
+    def days() -> list[dict[str, str]]:
+        """List days."""
+        return [{"name": f"day {n}", "opened": f"2024-03-{n:02}T09:{n + 9}:00"} for n in range(1, 20)]
+
+    def story(opened: str) -> dict[str, str]:
+        """The story of a day."""
+        raise ToolError(f"Reference '{opened.partition(':')[0]}' is none; known: 'night'")
+
+    world = World("diary", days, story)
+    world.learned()
+    tried = {arguments["opened"] for name, arguments in world.asked if name == "story"}
+    assert "night" in tried and any(text.startswith("2024") and ":" in text for text in tried)
+    assert not [text for text in tried if text.startswith("2024") and ":" not in text]
+
+
 def test_a_value_that_the_user_names_is_given_where_a_tool_refuses_without_it() -> None:
     world = World("moor", _moored("not now"))
     assert not world.learned().facts
