@@ -108,6 +108,32 @@ def test_an_answer_to_a_pattern_may_say_what_the_reference_says() -> None:
     assert not answer_holds(check, said, {}, AnswerContext(reference="North Bay", results=(shown,)))
 
 
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        ("number", 1248),
+        ("name", "Caravel Rose"),
+        ("date", "1954-03-02"),
+        ("pairs", {"HMS Caravel": 1248, "HMS Dawn": 1285}),
+        ("pairs", {"HMS Caravel": "1954-03-02", "HMS Dawn": "1955-07-19"}),
+        ("list", ["Caravel Rose", "Dawn"]),
+        ("set", ["Caravel Rose", "Dawn"]),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_records_that_are_pasted_whole_answer_nothing(type_: Any, value: Any, rows: int) -> None:
+    """Lines of `name: value` as a server writes them; without an answer line."""
+    records = [
+        "name: Caravel Rose\nlaid down: 1954-03-02\nport: Riga\ntons: 1248",
+        "name: Dawn\nlaid down: 1955-07-19\nport: Turku\ntons: 1285",
+    ][:rows]
+    shown = [made("hull")[1].model_copy(update={"content": text, "structured": None}) for text in records]
+    context = AnswerContext(said="Of HMS Caravel and HMS Dawn?", results=tuple(shown))
+    check = AnswerCheck(type=type_, value=value)
+    for between in ("\n", "\n\n", " "):
+        assert not answer_holds(check, between.join(records), {}, context), between
+
+
 def test_no_answer_is_no_pass() -> None:
     assert not answer_holds(AnswerCheck(type="regex", value=""), None, {})
 
