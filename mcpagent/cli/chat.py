@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.options import ConfigOptions, Json, Servers, Settings, command_app
+from mcpagent.cli.options import ConfigOptions, Json, Servers, Settings, command_app, config_of_run
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, failed_result
@@ -100,11 +100,29 @@ def _opened(
         open_tools(config.tools, on_note=console.note) as tools,
         open_policy(model, tasks=(), config=config, slots=1, io=tools.io, on_note=console.note) as ready,
     ):
-        conversation = Conversation(tools, ready, config, console, allows_all=allows_all, is_asked=is_asked)
+        conversation = Conversation(
+            tools,
+            ready,
+            config,
+            console,
+            allows_all=allows_all,
+            is_asked=is_asked,
+            answer_line=asks_for_line(model, config),
+        )
         try:
             yield conversation
         finally:
             conversation.close()
+
+
+def asks_for_line(model: str, config: TrainConfig) -> bool:
+    """Return whether a run was trained to end with the answer line: one that is not told to writes on."""
+    from mcpagent.storage.datasets import find_dataset, read_tasks
+
+    with suppress(UserError):  # its tasks may be gone
+        tasks = read_tasks(find_dataset(config.data.train, split="train"))
+        return config_of_run(model) is not None and next(tasks).truth.answer_line
+    return False
 
 
 class _Gate:
@@ -134,6 +152,7 @@ class Conversation:
         *,
         allows_all: bool,
         is_asked: bool,
+        answer_line: bool,
     ) -> None:
         from mcpagent.env.calls import CallBudget, CallRunner
         from mcpagent.env.offer import offer
@@ -147,7 +166,8 @@ class Conversation:
         self._runner = CallRunner(self._gate, self._offer, CallBudget(max_calls=sys.maxsize))
         self._sampling = agent_settings(config, max_context=None).sampling
         self._max_turns = config.rollout.max_steps_per_episode
-        self._messages: list[JsonObject] = [{"role": "system", "content": system_message(tools.pool.tools)}]
+        told = system_message(tools.pool.tools, answer_line=answer_line)
+        self._messages: list[JsonObject] = [{"role": "system", "content": told}]
         self._context: list[int] = []
         self.calls: list[JsonObject] = []
         self.stopped = ""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.cli.chat import asks_for_line
+from mcpagent.config.loader import load_train_config
 from tests.llm.service import API_KEY, Answer, Received, says, service
 from tests.running import mcpagent, refused
 
@@ -71,6 +73,23 @@ def test_no_answer_is_exit_1_and_says_why(tmp_path: Path) -> None:
     done, _ = talked(tmp_path, "--once", "Go on.", "--set", "rollout.max_steps_per_episode=1")
     assert done.returncode == 1 and done.stdout == ""
     assert "there is no answer: it called tools in 1 turns" in done.stderr
+
+
+@pytest.mark.parametrize("answer_line", [True, False])
+def test_a_run_is_told_to_end_as_it_was_trained_to(tmp_path: Path, answer_line: bool) -> None:
+    record = json.loads(Path("data/samples/train.jsonl").read_text().splitlines()[0])
+    record["reward_spec"]["ground_truth"]["answer_line"] = answer_line
+    (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
+    weights = tmp_path / "run" / "checkpoints" / "step-000001"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    (weights / "model.safetensors").touch()
+    (tmp_path / "run" / "config.yaml").write_text(f"data: {{train: {tmp_path / 'train.jsonl'}}}")
+    config = load_train_config([tmp_path / "run" / "config.yaml"], for_training=False).config
+    assert asks_for_line(str(tmp_path / "run"), config) is answer_line
+    assert not asks_for_line("openai:m", config)
+    (tmp_path / "train.jsonl").unlink()
+    assert not asks_for_line(str(tmp_path / "run"), config)
 
 
 def test_what_cannot_talk_is_refused(tmp_path: Path) -> None:
