@@ -20,8 +20,7 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.policy import HFPolicy
 from mcpagent.policy.scripted import call_text
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.tools.pool import ToolPool
 
 IN_FLIGHT = 64

@@ -29,8 +29,7 @@ from mcpagent.models.adapters import MergedCopy, causal_lm
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.policy import HFPolicy
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 

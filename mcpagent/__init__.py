@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from mcpagent.policy.contract import Sampling as Sampling
     from mcpagent.policy.scripted import GoldPolicy as GoldPolicy
     from mcpagent.policy.scripted import ScriptedPolicy as ScriptedPolicy
-    from mcpagent.rollout.agent import AgentSettings as AgentSettings
-    from mcpagent.rollout.agent import Attempt as Attempt
-    from mcpagent.rollout.agent import run_attempt as run_attempt
+    from mcpagent.rollout.collector import AgentSettings as AgentSettings
+    from mcpagent.rollout.collector import Attempt as Attempt
     from mcpagent.rollout.collector import attempts as attempts
     from mcpagent.rollout.collector import collect as collect
+    from mcpagent.rollout.collector import run_attempt as run_attempt
     from mcpagent.run.evaluate import evaluate_model
     from mcpagent.run.rollout import rollout as rollout
     from mcpagent.run.train import train as train
@@ -75,8 +75,7 @@ _HOMES = {
     "evaluate.summary": ("EvalSummary", "summarise"),
     "policy.contract": ("CompletionRequest", "Policy", "Sampling"),
     "policy.scripted": ("GoldPolicy", "ScriptedPolicy"),
-    "rollout.agent": ("AgentSettings", "Attempt", "run_attempt"),
-    "rollout.collector": ("attempts", "collect"),
+    "rollout.collector": ("AgentSettings", "Attempt", "attempts", "collect", "run_attempt"),
     "storage.datasets": ("read_tasks",),
     "storage.trajectories": ("read_trajectories", "write_trajectories"),
     "tools.catalog": ("CatalogSettings",),

@@ -16,7 +16,7 @@ from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.env.episode import Episode, StepOutput
 from mcpagent.errors import EpisodeError, UserError
 from mcpagent.policy.scripted import call_text
-from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.collector import AgentSettings
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import load_for_dataset
 from mcpagent.storage.datasets import TaskFile, dataset_file

@@ -33,8 +33,7 @@ from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
-from mcpagent.rollout.agent import Attempt
-from mcpagent.rollout.collector import collect
+from mcpagent.rollout.collector import Attempt, collect
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.train.weight_sync import RolloutEngine, hf_sampler
 

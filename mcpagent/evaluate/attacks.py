@@ -13,7 +13,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, call_text
 from mcpagent.reward.judge import Judge
-from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
+from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.storage.datasets import DiskList
 from mcpagent.tools.contract import ToolProvider
 

@@ -40,8 +40,7 @@ from mcpagent.evaluate.summary import EvalSummary, summarise
 from mcpagent.models.probe import TOLERANCE
 from mcpagent.reward.judge import JudgeRules
 from mcpagent.reward.terms import judge_rules
-from mcpagent.rollout.agent import Attempt
-from mcpagent.rollout.collector import attempts
+from mcpagent.rollout.collector import Attempt, attempts
 from mcpagent.storage.checkpoints import sha256_of
 from mcpagent.storage.datasets import DiskList, dataset_file, read_tasks
 from mcpagent.storage.locks import LOCK_NAME

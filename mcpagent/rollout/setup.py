@@ -9,7 +9,7 @@ from mcpagent.env.user import UserSimulator
 from mcpagent.policy.contract import Sampling
 from mcpagent.reward.judge import Judge
 from mcpagent.reward.terms import load_reward
-from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.collector import AgentSettings
 
 
 def agent_settings(

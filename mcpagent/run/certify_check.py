@@ -35,8 +35,7 @@ from mcpagent.evaluate.certificate import (
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.reward.judge import JudgeRules, RecordedJudge, is_open_to_judge, judgement_problem
 from mcpagent.reward.record import record_of
-from mcpagent.rollout.agent import AgentSettings, run_attempt
-from mcpagent.rollout.collector import collect
+from mcpagent.rollout.collector import AgentSettings, collect, run_attempt
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.policies import ReadyPolicy, open_policy
 from mcpagent.run.rollout import episode_progress

@@ -19,8 +19,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.reward.terms import load_reward
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.run.judge import OpenedJudge, judge_note
 from mcpagent.run.policies import ReadyPolicy, at_once, open_agent, open_policy, refuse_policy
 from mcpagent.storage.datasets import DiskList, TaskFile, find_dataset

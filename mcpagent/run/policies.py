@@ -20,7 +20,7 @@ from mcpagent.models.weights import weight_files
 from mcpagent.policy.contract import Policy, require_vllm
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
-from mcpagent.rollout.agent import AgentSettings
+from mcpagent.rollout.collector import AgentSettings
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.api_models import budget_of, open_asked
 from mcpagent.run.judge import OpenedJudge, open_judge

@@ -16,8 +16,7 @@ from mcpagent.errors import UserError
 from mcpagent.models.conversation import UNNAMED, calling_message, thought, tool_message
 from mcpagent.models.tokens import Renderer, TokenDrift, measure_drift
 from mcpagent.policy.canary import Canary
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.tools.setup import Tools
 from mcpagent.train.health import StepReport
 from mcpagent.train.learner.processes import Processes

@@ -22,8 +22,7 @@ from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.datasets import DiskList
 from mcpagent.storage.run_folder import RunFolder

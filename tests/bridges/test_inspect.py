@@ -13,8 +13,7 @@ import pytest
 from mcpagent.bridges.host import open_host
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import ScriptedPolicy
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.storage.datasets import read_tasks
 from tests.bridges.chat_model import chat_model
 from tests.bridges.scripts import SCRIPTS, script

@@ -20,8 +20,7 @@ from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.reward.rule import total_reward
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 from tests.env.world import (

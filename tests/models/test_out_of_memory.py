@@ -14,8 +14,7 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EngineThread, Finished
-from mcpagent.rollout.agent import AgentSettings, Sampling
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, Sampling, attempts, collect
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.tools.pool import ToolPool

@@ -21,8 +21,7 @@ from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import call_text
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from tests.env.world import READ_ONLY, make_task, scratch_pool
 from tests.llm.service import API_KEY, Answer, Received, Script, error, says, service
 

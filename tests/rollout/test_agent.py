@@ -21,8 +21,7 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.policy import HFPolicy
 from mcpagent.policy.scripted import call_text
-from mcpagent.rollout.agent import AgentSettings, Attempt
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, Attempt, attempts, collect
 from mcpagent.train.batch.samples import sample_from_trajectory
 from tests.env.world import READ_ONLY, make_task, scratch_pool
 

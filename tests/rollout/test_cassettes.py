@@ -21,8 +21,7 @@ from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.reward.record import record_of
 from mcpagent.reward.rule import grade_by_rule
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.run.rollout import RolloutOutcome, rollout
 from mcpagent.run.train import train
 from mcpagent.storage.datasets import read_tasks, write_jsonl

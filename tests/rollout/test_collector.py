@@ -12,8 +12,7 @@ from mcpagent.core.trajectory import Completion, StopReason, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.scripted import call_text
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect, group_trajectories
+from mcpagent.rollout.collector import AgentSettings, attempts, collect, group_trajectories
 from tests.env.world import READ_ONLY, make_task, scratch_pool
 
 

@@ -12,8 +12,7 @@ import pytest
 from mcpagent.core.records import Metric
 from mcpagent.core.trajectory import Completion
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.run.evaluate import read_evaluation
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.tools.io_thread import IOThread

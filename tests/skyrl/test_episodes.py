@@ -158,8 +158,7 @@ def test_the_tokens_are_those_of_the_same_episode_without_skyrl() -> None:
     from mcpagent.env.skyrl import start_servers
     from mcpagent.env.tool_format import open_renderer
     from mcpagent.policy.contract import Sampling
-    from mcpagent.rollout.agent import AgentSettings
-    from mcpagent.rollout.collector import attempts, collect
+    from mcpagent.rollout.collector import AgentSettings, attempts, collect
     from tests.skyrl.world import RECORD
 
     engine = ScriptedEngine()

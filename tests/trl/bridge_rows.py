@@ -15,8 +15,7 @@ from mcpagent.core.trajectory import Completion
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import ScriptedPolicy
-from mcpagent.rollout.agent import AgentSettings
-from mcpagent.rollout.collector import attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.train.weight_sync import RolloutEngine
 from tests.bridges.scripts import SCRIPTS, script
 

@@ -158,7 +158,7 @@ class MCPGenerator(SkyRLGymGenerator):
         return env
 
     async def _play(self, env: MCPToolEnv, prompt: Any, play: _Play, ask: Callable[..., Any]) -> None:
-        """The loop of model steps and environment steps, as `rollout.agent` has it."""
+        """The loop of model steps and environment steps, as `rollout.collector` has it."""
         messages, metadata = await self._on_tools(env.begin(prompt))
         added = self._renderer.prompt_ids(messages, metadata.get("tools", ()))
         play.prompt_ids = list(added)

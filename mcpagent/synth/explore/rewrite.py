@@ -29,7 +29,7 @@ from mcpagent.llm.endpoint import Endpoint, EndpointSettings, read_chat
 from mcpagent.llm.journal import Journal, JournaledClient
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.openai import OpenAIPolicy
-from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
+from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.storage.datasets import DiskList
 from mcpagent.synth.explore.graph import scalars
 from mcpagent.synth.explore.questions import said_value

@@ -14,7 +14,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import RunError, UserError
 from mcpagent.policy.contract import Policy, Sampling
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy
-from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
+from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.tools.pool import ToolPool

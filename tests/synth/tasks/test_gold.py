@@ -10,7 +10,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.policy.contract import Policy, Sampling
 from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy
-from mcpagent.rollout.agent import AgentSettings, Attempt, run_attempt
+from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
