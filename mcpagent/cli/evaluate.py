@@ -90,13 +90,6 @@ class EvalOptions:
             "what could not be scored because servers failed.",
         ),
     ] = False
-    calibration: Annotated[
-        bool,
-        typer.Option(
-            "--calibration/--no-calibration",
-            help="Also play the reference calls and silence, which asks no model: rows gold and empty.",
-        ),
-    ] = True
     as_json: Json = False
 
 
@@ -167,7 +160,6 @@ def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> Non
             out=out,
             shard=shard,
             resume=evaluation.resume,
-            calibrate=evaluation.calibration,
             console=console,
         )
     console.print_blocks(outcome.result, _evaluated(outcome))
@@ -201,11 +193,8 @@ def _refuse_replacing(out: Path, *, overwrite: bool) -> None:
 
 
 def _evaluated(outcome: EvalOutcome) -> Iterator[Block]:
-    from mcpagent.run.calibration import gold_fault
-
     result, path = outcome.result, outcome.path
     yield from metrics_blocks(result)
-    yield Facts([("gold", gold_fault(result.calibration))])
     if result.breakdown is not None:
         yield from breakdown_blocks(result.breakdown)
     yield Facts(

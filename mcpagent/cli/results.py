@@ -10,7 +10,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.compare import Comparison
 from mcpagent.evaluate.intervals import FEWEST_TASKS
-from mcpagent.evaluate.summary import CALIBRATION, RATE_METRICS, EvalResult, EvalSummary
+from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary
 
 if TYPE_CHECKING:
     from mcpagent.run.judge_check import JudgeCheckOutcome
@@ -35,11 +35,6 @@ def metrics_blocks(summary: EvalSummary) -> Iterator[Block]:
         if len(summary.by_complexity) > 1:
             parts = summary.by_complexity.items()
             rows += [metric_row(f"  {c}", getattr(part, name), is_rate=_is_rate(name)) for c, part in parts]
-        if name == "task_success" and isinstance(summary, EvalResult):
-            rows += [
-                metric_row(f"{row}: {CALIBRATION.get(row, 'another policy')}", of.task_success, is_rate=True)
-                for row, of in summary.calibration.items()
-            ]
     rows += [
         metric_row(_words(name), metric, is_rate=_is_rate(name))
         for name, metric in summary.metrics.items()

@@ -8,7 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from mcpagent.core.records import JsonObject, Metric, Record
 from mcpagent.core.trajectory import Trajectory
@@ -73,7 +73,6 @@ class EvalSummary(Record):
         cassette: JsonObject | None = None,
         tool_metrics: PoolMetrics | None = None,
         breakdown: Breakdown | None = None,
-        calibration: Mapping[str, CalibrationRow] | None = None,
     ) -> EvalResult:
         """Return the document that `eval --json` prints and that `eval/*.json` holds."""
         return EvalResult(
@@ -82,37 +81,20 @@ class EvalSummary(Record):
             cassette=cassette,
             tool_metrics=tool_metrics,
             breakdown=breakdown,
-            calibration=dict(calibration or {}),
         )
-
-
-# The policies that an evaluation is read against, and what each is.
-CALIBRATION = {"gold": "the reference calls", "empty": "nothing is answered"}
-
-
-class CalibrationRow(Record):
-    """What another policy comes to on the tasks of an evaluation, over its scored episodes. `failed` names
-    the tasks that it failed, `error` is the first of an unscored episode."""
-
-    task_success: Metric
-    mean_reward: Metric
-    n_episodes: int
-    unscored: int
-    failed: tuple[str, ...] = ()
-    error: str | None = None
-    source: str = "played"
 
 
 class EvalResult(EvalSummary):
     """An `EvalSummary` that says what was evaluated, on which data, and how. `cassette` counts what
     was recorded and replayed; `tool_metrics` sums up the calls of its servers; `breakdown` says in which
-    parts it succeeds and fails; `calibration` has the rows `gold` and `empty` if asked for."""
+    parts it succeeds and fails."""
+
+    model_config = ConfigDict(extra="ignore")  # results of older versions hold more
 
     provenance: JsonObject
     cassette: JsonObject | None = None
     tool_metrics: PoolMetrics | None = None
     breakdown: Breakdown | None = None
-    calibration: dict[str, CalibrationRow] = {}
 
 
 EpisodeMeasure = Callable[[Trajectory], float | None]

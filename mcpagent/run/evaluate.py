@@ -22,7 +22,6 @@ from mcpagent.evaluate.compare import POINTS, Comparison, compare
 from mcpagent.evaluate.summary import EvalResult, EvalSummary, summarise
 from mcpagent.interrupts import Interrupted
 from mcpagent.reward.terms import load_reward, regraded
-from mcpagent.run.calibration import calibration_rows
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.run.rollout import check_writable, episode_progress
 from mcpagent.storage.atomic import write_text
@@ -67,13 +66,12 @@ def evaluate_model(
     out: Path | None = None,
     shard: tuple[int, int] = (1, 1),
     resume: bool = False,
-    calibrate: bool = False,
     console: Console | None = None,
 ) -> EvalOutcome:
     """Play `samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or
     `openai:NAME`), sampled as the `rollout` section of `config` says. With `out`, a .json file, the result is
     written there and the trajectories next to it; the result of a checkpoint of a run is kept in the run too,
-    for its report and model card. `calibrate` adds the rows `gold` and `empty`. Episodes are written as they
+    for its report and model card. Episodes are written as they
     end: with `resume`, those that an earlier evaluation of the same `out` could score are not played again.
     Raises UserError; then nothing is written."""
     console = console or Console()
@@ -105,9 +103,8 @@ def evaluate_model(
         if run_checkpoint is not None:
             provenance["step"] = step_of(run_checkpoint[1])
         cassette, tool_metrics = setup.tools.take_cassette_counts(), setup.tools.pool.metrics()
-        rows = calibration_rows(setup, console=console) if calibrate else {}
     result = summarise(trajectories).with_provenance(
-        provenance, cassette=cassette, tool_metrics=tool_metrics, breakdown=breakdown, calibration=rows
+        provenance, cassette=cassette, tool_metrics=tool_metrics, breakdown=breakdown
     )
     stored = None
     if out is not None:

@@ -12,7 +12,7 @@ from mcpagent.evaluate.compare import Comparison
 from mcpagent.evaluate.report.figures import TREND_STEPS, Chart, charts, term_weights
 from mcpagent.evaluate.report.run_data import AFTER, BEFORE, SAMPLED, Control, RunView
 from mcpagent.evaluate.report.verdicts import Verdict, compare_or_none, judge
-from mcpagent.evaluate.summary import CALIBRATION, RATE_METRICS, EvalResult
+from mcpagent.evaluate.summary import RATE_METRICS, EvalResult
 from mcpagent.tools.metrics import PoolMetrics
 
 SCHEMA_VERSION = 2
@@ -140,8 +140,8 @@ def document_of(run: RunView) -> ReportDocument:
 
 
 def _success_rows(run: RunView) -> list[SuccessRow]:
-    """Return task success before and after, greedy and sampled, whole and by complexity, that of evaluations
-    which stand alone, and the policies that the last evaluation is read against."""
+    """Return task success before and after, greedy and sampled, whole and by complexity, and that of
+    evaluations which stand alone."""
     rows: list[SuccessRow] = []
     for name, suffix in SETTINGS:
         rows += _rows_of_pair(name, run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix))
@@ -149,12 +149,6 @@ def _success_rows(run: RunView) -> list[SuccessRow]:
     for name, evaluation in run.evaluations.items():
         if name not in paired:
             rows += _rows_of_pair(name, None, evaluation)[:2]
-    references = next((e.calibration for e in _latest_first(run) if e.calibration), {})
-    for name, reference in references.items():
-        part = f"{name} ({CALIBRATION.get(name, 'another policy')})"
-        rows.append(
-            SuccessRow(evaluation="calibration", temperature=None, part=part, after=reference.task_success)
-        )
     return rows
 
 

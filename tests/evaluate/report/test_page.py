@@ -124,28 +124,6 @@ def test_what_went_wrong_and_where_is_on_the_page_with_an_example(tmp_path: Path
     assert "How it calls" in page.text and "abstention recall" in page.text
 
 
-def test_what_an_evaluation_is_read_against_is_one_row_each(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    rows = {"gold": 1.0, "empty": 0.125}
-    path = run / "eval" / "trained.json"
-    document = json.loads(path.read_text())
-    document["calibration"] = {
-        name: {
-            "task_success": {"value": value, "ci_low": None, "ci_high": None, "n": 8},
-            "mean_reward": {"value": value, "ci_low": None, "ci_high": None, "n": 8},
-            "n_episodes": 8,
-            "unscored": 0,
-            "source": "played",
-        }
-        for name, value in rows.items()
-    }
-    path.write_text(json.dumps(document))
-    html = write_report(run).read_text()
-    for name, percent in (("gold", "100.0%"), ("empty", "12.5%")):
-        matching = re.findall(rf"<tr class=\"part\"><th[^>]*>{name} \(.*?</tr>", html, re.DOTALL)
-        assert len(matching) == 1 and percent in matching[0]
-
-
 def test_text_of_a_trajectory_cannot_become_markup(tmp_path: Path) -> None:
     quiet = _Page(write_report(write_run(tmp_path / "quiet", tasks=6)).read_text())
     hostile = write_run(tmp_path / "attacked", tasks=6, hook=_attacked)
