@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import torch
 
@@ -118,14 +118,35 @@ def packed_batches(
     may_share: bool = False,
 ) -> Iterator[PackedBatch]:
     """Cover every sample once; at most `max_tokens` tokens a row, at least one sample. Samples with the same
-    prompt come together, whatever their order was. If they `may_share` a prefix, several rows do."""
+    prompt come together, whatever their order was. If they `may_share` a prefix, several rows do, one after
+    the other; the samples of a batch may have several such prefixes."""
     order = sorted(range(len(samples)), key=lambda i: (_shareable(samples[i]), len(samples[i]), i))
-    rows, prefix = _rows(samples, order, max_tokens, 0), None
-    if may_share and len(rows) > 1 and (depth := _prefix_of_all(samples)):
-        rows = _rows(samples, order, max_tokens, depth)
-        prefix = SharedPrefix(torch.tensor(samples[0].token_ids_T[:depth], device=device))
+    rows = _rows(samples, order, max_tokens, 0)
+    if may_share and len(rows) > 1:
+        alone: list[int] = []
+        for run in _runs(samples, order):
+            depth = _prefix_of(samples, run)
+            if not depth or len(_rows(samples, run, max_tokens, 0)) == 1:
+                alone += run
+                continue
+            prefix = SharedPrefix(torch.tensor(samples[run[0]].token_ids_T[:depth], device=device))
+            for each in _rows(samples, run, max_tokens, depth):
+                yield pack(samples, each, device=device, prefix=prefix)
+        rows = _rows(samples, alone, max_tokens, 0)
     for each in rows:
-        yield pack(samples, each, device=device, prefix=prefix)
+        yield pack(samples, each, device=device)
+
+
+def _runs(samples: Sequence[TrainSample], order: Sequence[int]) -> list[list[int]]:
+    """Cut the samples, in the order of their prompts, where less than half of a prompt is shared: one
+    question behind another list of tools must not end the sharing of the rest."""
+    runs = [[order[0]]]
+    for before, index in pairwise(order):
+        shortest = min(samples[before].first_loss, samples[index].first_loss)
+        if 2 * _common(samples, (before, index), 0) < shortest:
+            runs.append([])
+        runs[-1].append(index)
+    return runs
 
 
 def _rows(
@@ -145,11 +166,10 @@ def _rows(
     return rows
 
 
-def _prefix_of_all(samples: Sequence[TrainSample]) -> int:
-    """How many tokens all samples begin with; the token before the first that carries loss is not among
-    them, since it predicts that one."""
-    shared = _common(samples, range(len(samples)), 0)
-    shared = min(shared, min(sample.first_loss for sample in samples) - 1)
+def _prefix_of(samples: Sequence[TrainSample], rows: Sequence[int]) -> int:
+    """How many tokens all samples of `rows` begin with; the token before the first that carries loss is not
+    among them, since it predicts that one."""
+    shared = min(_common(samples, rows, 0), min(samples[row].first_loss for row in rows) - 1)
     return shared if shared >= _MIN_SHARED else 0
 
 

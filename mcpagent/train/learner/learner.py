@@ -284,17 +284,22 @@ class Learner:
                 self.on_samples(done, len(samples))
 
     def _with_prefix(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches, and after the last the backward pass of the prefix that they share."""
+        """The batches, and after the last of those that share a prefix its backward pass."""
         prefix: SharedPrefix | None = None
         for batch in batches:
-            if isinstance(batch, PackedBatch):
-                prefix = batch.prefix
+            following = batch.prefix if isinstance(batch, PackedBatch) else None
+            if prefix is not None and following is not prefix:
+                self._end_prefix(prefix)
+            prefix = following
             yield batch
             if prefix is not None:
                 trim_heap()  # what one pass freed stays between what the next one keeps
         if prefix is not None:
-            prefix.backward()
-            self._masters.take_gradients()
+            self._end_prefix(prefix)
+
+    def _end_prefix(self, prefix: SharedPrefix) -> None:
+        prefix.backward()
+        self._masters.take_gradients()
 
     @property
     def _shares_prefix(self) -> bool:

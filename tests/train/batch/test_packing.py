@@ -272,7 +272,7 @@ def test_rows_that_share_a_prefix_learn_what_one_row_does(keeps_tokens: int | No
         scorer = TokenScorer(model, keeps_tokens=keeps, max_logits=max_logits)
         total, places, lengths = 0.0, [], []
         rows = list(packed_batches(samples, max_tokens=max_tokens, may_share=True))
-        for batch in rows:
+        for batch, following in zip(rows, [*rows[1:], None], strict=True):
             logprobs, _ = scorer(batch)
             at = torch.tensor([i for row in batch.rows for i in [row] * samples[row].loss_tokens])
             loss = (logprobs * torch.sin(1.0 + at)).sum()
@@ -280,19 +280,21 @@ def test_rows_that_share_a_prefix_learn_what_one_row_does(keeps_tokens: int | No
             total += float(loss.detach())
             places += batch.rows
             lengths.append(len(batch.input_ids))
-        if rows[0].prefix is not None:
-            rows[0].prefix.backward()
+            if batch.prefix is not None and (following is None or following.prefix is not batch.prefix):
+                batch.prefix.backward()
         assert sorted(places) == list(range(len(samples)))
         return total, {n: p.grad for n, p in model.named_parameters() if p.requires_grad}, lengths
 
-    samples = groups()[:-1]  # the last one shares nothing
+    # One that shares nothing is alone; questions behind other tools share those.
+    tools = tokens(5, 60)
+    others = [sample(tools + tokens(30 + i, 6), tokens(40 + i, 9)) for i in range(4)]
+    samples = [*groups(), *others]
     torch.manual_seed(1)
     loss, wanted, (whole,) = gradients(10_000, None, None)
     torch.manual_seed(1)
     ours, seen, lengths = gradients(60, keeps_tokens, 1024)
-    assert len(lengths) > 2 and sum(lengths) <= whole - 40 + 20 * len(
-        lengths
-    )  # the system message is in none
+    # The system message and the other tools are in no row.
+    assert len(lengths) > 2 and sum(lengths) <= whole - 40 - 60 + 20 * len(lengths)
     assert ours == pytest.approx(loss, rel=1e-5)
     for name, gradient in wanted.items():
         assert torch.allclose(seen[name], gradient, rtol=1e-5, atol=1e-5), name
