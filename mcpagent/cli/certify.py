@@ -20,13 +20,11 @@ from mcpagent.cli.options import (
 )
 from mcpagent.cli.results import comparison_blocks
 from mcpagent.console import Block, Console, Facts, counted
-from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import Comparison
 
 if TYPE_CHECKING:
-    from mcpagent.run.certify import CertifyOutcome
-    from mcpagent.run.certify_check import CheckOutcome
+    from mcpagent.evaluate.certificate import Certificate
 
 app = command_app()
 _SHOWN = 40  # frauds
@@ -80,11 +78,7 @@ def certify(
             remedy="mcpagent certify RUN, or mcpagent certify --check FOLDER --replay 8",
         )
     if check is not None:
-        from mcpagent.run.certify_check import check as check_folder
-
-        outcome = check_folder(check, replay=replay, console=console)
-        console.print_blocks(outcome, _checked(outcome))
-        raise typer.Exit(1 if outcome.frauds else 0)
+        raise typer.Exit(_check(check, replay=replay, console=console))
     from mcpagent.run.certify import certify as make
     from mcpagent.storage.checkpoints import choose_checkpoint, run_of
 
@@ -94,7 +88,7 @@ def certify(
         out = (Path.cwd() if of is None else of.path) / "certificate"
     refuse_existing(out, overwrite=overwrite)
     options = replace(options, default_temperature=0.0 if samples == 1 else 1.0)
-    made = make(
+    certificate = make(
         run,
         options.config(console, policy=str(run), data=data),
         out=out,
@@ -103,32 +97,41 @@ def certify(
         samples=samples,
         console=console,
     )
-    console.print_blocks(made, _made(made))
+    written = Facts([("written", str(out)), ("next", f"mcpagent certify --check {out} --replay 8")])
+    console.print_blocks(
+        {"folder": str(out), "figures": certificate.figures}, [*_figures(certificate), written]
+    )
 
 
-def _figures(figures: JsonObject) -> Iterator[Block]:
+def _check(folder: Path, *, replay: int, console: Console) -> int:
+    """Print what does not hold in a certificate, and return the exit code."""
+    from mcpagent.evaluate.certificate import read_certificate
+    from mcpagent.run.certify_check import check
+
+    certificate, frauds = read_certificate(folder), check(folder, replay=replay, console=console)
+    blocks: list[Block] = [f"{fraud.name}: {fraud.detail}" for fraud in frauds[:_SHOWN]]
+    if len(frauds) > _SHOWN:
+        blocks.append(f"and {len(frauds) - _SHOWN} more")
+    if not replay:
+        blocks.append("nothing was played again: --replay N does")
+    if frauds:
+        of, git = (certificate.code.get(name) or {} for name in ("versions", "git"))
+        made = f"made by mcpagent {of.get('mcpagent')} of commit {git.get('commit')}"
+        blocks.append(f"{made}: check it with that version before you call it forged")
+        blocks.append("the certificate does not hold")
+    else:
+        blocks += [*_figures(certificate), "the certificate holds"]
+    document = {"holds": not frauds, "figures": certificate.figures, "frauds": frauds, "replayed": replay}
+    console.print_blocks(document, blocks)
+    return 1 if frauds else 0
+
+
+def _figures(certificate: Certificate) -> Iterator[Block]:
+    figures = certificate.figures
     tasks, attacks = figures["tasks"], figures["attacks"]
     yield from comparison_blocks(Comparison.model_validate(figures["gain"]), "baseline", "trained")
     excluded = f"{counted(tasks['excluded'], 'task')} that training has too" if tasks["excluded"] else None
     paid = f"{attacks['succeeded']} of {attacks['episodes']} on these tasks were a success"
     yield Facts([("left out", excluded), ("attacks", paid)])
-
-
-def _made(outcome: CertifyOutcome) -> Iterator[Block]:
-    yield from _figures(outcome.figures)
-    then = f"mcpagent certify --check {outcome.folder} --replay 8"
-    yield Facts([("written", str(outcome.folder)), ("next", then)])
-
-
-def _checked(outcome: CheckOutcome) -> Iterator[Block]:
-    for fraud in outcome.frauds[:_SHOWN]:
-        yield f"{fraud.name}: {fraud.detail}"
-    if len(outcome.frauds) > _SHOWN:
-        yield f"and {len(outcome.frauds) - _SHOWN} more"
-    if not outcome.frauds:
-        yield from _figures(outcome.figures)
-    if not outcome.replayed:
-        yield "nothing was played again: --replay N does"
-    yield "the certificate does not hold" if outcome.frauds else "the certificate holds"
-    if outcome.other_version is not None:
-        yield outcome.other_version
+    if certificate.run["baseline_is_the_runs"] is False:
+        yield "the baseline is another model than the run began with"

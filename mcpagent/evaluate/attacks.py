@@ -5,14 +5,13 @@ An attack is a list of texts, one a model step. What it is worth is what the epi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.policy.contract import Policy
 from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, call_text
-from mcpagent.reward.judge import Judge
 from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.storage.datasets import DiskList
 from mcpagent.tools.contract import ToolProvider
@@ -73,29 +72,19 @@ def _told(gold: Trajectory) -> str:
 
 
 async def play_attacks(
-    tasks: Sequence[Task],
-    *,
-    tools: ToolProvider,
-    settings: AgentSettings,
-    judge_of: Callable[[str], Judge | None],
+    tasks: Sequence[Task], *, tools: ToolProvider, settings: AgentSettings
 ) -> DiskList[Trajectory]:
     """Play the gold plan of each task and the attacks made from it, without a limit of turns but the task's
-    own. The id of an episode is the task's with the name of the attack; `judge_of` returns its judge."""
+    own. The id of an episode is the task's with the name of the attack."""
     limits = replace(settings.limits, max_turns=None)
     settings = replace(settings, limits=limits, max_context_tokens=None)
     played: DiskList[Trajectory] = DiskList()
 
     async def play(task: Task, kind: str, policy: Policy) -> Trajectory:
-        name = f"{task.id}#{kind}"
-        trajectory = await run_attempt(
-            Attempt(task=task, attempt=0, group_id=task.id, seed=0),
-            policy=policy,
-            tools=tools,
-            settings=replace(settings, judge=judge_of(name)),
-            renderer=None,
-        )
+        attempt = Attempt(task=task, attempt=0, group_id=task.id, seed=0)
+        trajectory = await run_attempt(attempt, policy=policy, tools=tools, settings=settings, renderer=None)
         # Only now: the gold policy knows its task by the episode's id, which ends in a number there.
-        played.append(named := trajectory.model_copy(update={"id": name}))
+        played.append(named := trajectory.model_copy(update={"id": f"{task.id}#{kind}"}))
         return named
 
     gold_policy = GoldPolicy(tasks)

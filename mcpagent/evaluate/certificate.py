@@ -4,7 +4,6 @@
     tasks/             the training and the held-out tasks
     episodes/          every episode of both sides, of the controls, and of the attacks on the reward
     cassette/          what the tools answered
-    judge.yaml         what the judge is asked, if the tasks name one
     run/               configuration, manifest, metrics, and what the run and its controls were trained on
     weights/           the two models
 
@@ -27,7 +26,6 @@ from pydantic import Field, ValidationError
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
-from mcpagent.core.intervals import rate_interval
 from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.registry import REWARD_METHODS
 from mcpagent.core.seeds import derive_seed
@@ -38,8 +36,6 @@ from mcpagent.evaluate.attacks import GOLD
 from mcpagent.evaluate.compare import compare
 from mcpagent.evaluate.summary import EvalSummary, summarise
 from mcpagent.models.probe import TOLERANCE
-from mcpagent.reward.judge import JudgeRules
-from mcpagent.reward.terms import judge_rules
 from mcpagent.rollout.collector import Attempt, attempts
 from mcpagent.storage.checkpoints import sha256_of
 from mcpagent.storage.datasets import DiskList, dataset_file, read_tasks
@@ -48,23 +44,21 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.cassettes.cassette import Cassette
 
-CERTIFICATE, JUDGE_PROMPTS = "certificate.json", "judge.yaml"
+CERTIFICATE = "certificate.json"
 BASELINE, TRAINED, ATTACKS = "baseline", "trained", "attacks"
 CONTROL = "control-"  # begins the name of a side that is a control
-SPLITS = ("train", "heldout")
-EQUAL_COST = 0.95  # share of the run's cost that a control spends at least, to be one at equal cost
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+_ASKS = "asks the same"
 _SEED_BITS = 31
 # The keys of the configuration that decide how an episode goes; all others are as documented.
-CONDITIONS = {
-    f"{section}.{name}": (section, name)
-    for section, names in {
-        "rollout": ("temperature", "max_new_tokens", "max_steps_per_episode"),
-        "tools": ("result_limit_chars", "discovery", "pinned"),
-        "judge": ("model", "base_url", "votes", "controls"),
-    }.items()
-    for name in names
-}
+CONDITIONS = (
+    "rollout.temperature",
+    "rollout.max_new_tokens",
+    "rollout.max_steps_per_episode",
+    "tools.result_limit_chars",
+    "tools.discovery",
+    "tools.pinned",
+)
 
 
 class Side(Record):
@@ -97,8 +91,6 @@ class Certificate(Record):
     seed: int = 0
     run: dict[str, bool | None] = {}
     excluded: dict[str, str] = {}
-    catalog_hash: str = ""
-    judge: JsonObject | None = None
     reward: JsonObject = {}
     grader: dict[str, str] = {}
     figures: JsonObject = {}
@@ -124,20 +116,10 @@ class Opened:
     @cached_property
     def overlaps(self) -> dict[str, str]:
         """The held-out tasks that training has, by id, and why."""
-        ids = {task.id for task in self.train}
-        questions, plans = set(map(_said, self.train)), set(map(_plan, self.train))
-        played = {question for of_task in self.trained_on.values() for question in of_task}
-        overlapping: dict[str, str] = {}
-        for task in self.heldout:
-            if task.id in ids:
-                overlapping[task.id] = "a training task has its id"
-            elif _said(task) in questions:
-                overlapping[task.id] = "a training task asks the same"
-            elif task.truth.tool_sequence and _plan(task) in plans:
-                overlapping[task.id] = "a training task has the same plan and answer"
-            elif not task.truth.user_turns and _said(task) in played:
-                overlapping[task.id] = "the run was trained on an episode that asks the same"
-        return overlapping
+        taken = {key for task in self.train for key in _keys(task)}
+        taken |= {(_ASKS, question) for of_task in self.trained_on.values() for question in of_task}
+        shared = {task.id: [how for how, key in _keys(task) if (how, key) in taken] for task in self.heldout}
+        return {name: f"a training task {how[0]}" for name, how in shared.items() if how}
 
     @cached_property
     def counted(self) -> Sequence[Task]:
@@ -151,13 +133,12 @@ class Opened:
 
     def settings(self, side: str = TRAINED) -> TrainConfig:
         """Return the configuration by which the episodes of a side go: as stated, with the folder's own
-        weights and prompts, and else as documented. Raises UserError."""
+        weights, and else as documented. Raises UserError."""
         stated = {
             **{key: self.certificate.conditions[key] for key in CONDITIONS},
             "model.dtype": self.certificate.sides[side].dtype,
             "rollout.tool_format": self.certificate.sides[side].tool_format,
             "model.name": str(self.folder / "weights" / side),
-            "judge.prompts": str(self.folder / JUDGE_PROMPTS),
             "rollout.backend": "hf",
         }
         overrides = [f"{key}={json.dumps(value)}" for key, value in stated.items()]
@@ -169,11 +150,6 @@ class Opened:
         limit = self.settings().tools.result_limit_chars
         return Cassette.alone(self.folder / "cassette", result_limit_chars=limit)
 
-    @cached_property
-    def judge(self) -> JudgeRules | None:
-        """The judge, None if no task asks one. Raises UserError if its prompts cannot be read."""
-        return judge_rules(self.settings().judge)
-
 
 def derived(opened: Opened, sides: Mapping[str, Side]) -> Certificate:
     """Return the certificate that follows from the folder and from what its weights are. Raises UserError."""
@@ -181,8 +157,6 @@ def derived(opened: Opened, sides: Mapping[str, Side]) -> Certificate:
     weights = {side: sides[side].weights_sha256 for side in (BASELINE, TRAINED)}
     model, heldout = (manifest.get(name) or {} for name in ("model", "heldout"))
     methods = sorted({task.reward_spec.method for task in opened.heldout})
-    with opened.cassette as tape:
-        catalog_hash = tape.catalog_hash
     return stated.model_copy(
         update={
             "sides": {**stated.sides, **sides},
@@ -192,8 +166,6 @@ def derived(opened: Opened, sides: Mapping[str, Side]) -> Certificate:
                 "heldout_is_the_runs": _is(split_sha256(folder, "heldout"), heldout.get("sha256")),
             },
             "excluded": opened.overlaps,
-            "catalog_hash": catalog_hash,
-            "judge": None if opened.judge is None else opened.judge.as_json(),
             "reward": manifest.get("reward", {}),
             "grader": {name: REWARD_METHODS[name].place for name in methods},
             "figures": figures(opened),
@@ -209,7 +181,7 @@ def _is(actual: str, recorded: str | None) -> bool | None:
 def committed_seed(folder: Path, weights: Mapping[str, str], stated: Certificate) -> int:
     """Return the seed of all episodes. It follows from the tasks in the folder, the weights of both sides and
     the settings, so that it cannot be chosen."""
-    tasks = [split_sha256(folder, split) for split in SPLITS]
+    tasks = [split_sha256(folder, split) for split in ("train", "heldout")]
     text = json.dumps([tasks, dict(weights), stated.samples, stated.conditions], sort_keys=True)
     return derive_seed("certificate", text) >> (63 - _SEED_BITS)
 
@@ -219,28 +191,24 @@ def split_sha256(folder: Path, split: str) -> str:
     return sha256_of(dataset_file(folder / "tasks", split))
 
 
-def contradictions(opened: Opened) -> Iterator[str]:
-    """Yield what the run's own records say against the certificate."""
-    certificate, manifest, records = opened.certificate, opened.manifest, opened.records["run"]
+def contradictions(opened: Opened, baseline: Side, catalog_hash: str) -> Iterator[str]:
+    """Yield what the run's own records say against the evidence."""
+    manifest, records = opened.manifest, opened.records["run"]
     tasks = (manifest.get("data") or {}).get("sha256")
     strangers = opened.trained_on.keys() - {task.id for task in opened.train}
     if strangers or _is(split_sha256(opened.folder, "train"), tasks) is False:
         yield "the run was trained with other tasks than those in the folder"
-    if _is(certificate.catalog_hash, manifest.get("catalog_hash")) is False:
+    if _is(catalog_hash, manifest.get("catalog_hash")) is False:
         yield "the run was trained with other tools: the catalog of its servers was another"
-    of_run = (manifest.get("reward") or {}).get("judge")
-    if certificate.judge and of_run and of_run["identity"] != certificate.judge["identity"]:
-        yield "the run was trained with another judge"
     steps = [record.get("step") for record in records]
-    if steps != list(range(1, len(steps) + 1)) or len(steps) < certificate.checkpoint_step:
+    if steps != list(range(1, len(steps) + 1)) or len(steps) < opened.certificate.checkpoint_step:
         yield "metrics.jsonl does not have every step of the run"
-    limit = certificate.sides[BASELINE].tolerance
     for record in records:
         proof, step = record.get("canary_difference"), record.get("step")
         if proof is None and opened.config.get("algorithm") == "grpo":
             yield f"step {step} has no proof of weight sync"
-        elif proof is not None and not 0.0 <= proof <= limit:
-            yield f"step {step}: weights {proof} nats apart, and {limit} is allowed"
+        elif proof is not None and not 0.0 <= proof <= baseline.tolerance:
+            yield f"step {step}: weights {proof} nats apart, and {baseline.tolerance} is allowed"
 
 
 def question_key(text: str) -> str:
@@ -248,21 +216,20 @@ def question_key(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-def _said(task: Task) -> str:
-    return question_key(" ".join([task.prompt[-1].content, *task.truth.user_turns]))
-
-
-def _plan(task: Task) -> str:
-    fields = {"tool_sequence": {"__all__": {"user_turn", "server", "tool", "params"}}}
-    truth = task.truth.model_dump(mode="json", include={**fields, "final_answer": True, "state": True})
-    return json.dumps(truth, sort_keys=True)
+def _keys(task: Task) -> Iterator[tuple[str, str]]:
+    """Yield what a held-out task must not share with a training task, each with what that then does."""
+    yield "has its id", task.id
+    yield _ASKS, question_key(" ".join([task.prompt[-1].content, *task.truth.user_turns]))
+    if task.truth.tool_sequence:
+        fields = {"tool_sequence": {"__all__": {"user_turn", "server", "tool", "params"}}}
+        truth = task.truth.model_dump(mode="json", include={**fields, "final_answer": True, "state": True})
+        yield "has the same plan and answer", json.dumps(truth, sort_keys=True)
 
 
 def figures(opened: Opened) -> JsonObject:
     """Return every figure of a certificate, from its stored episodes and records."""
     summaries = {side: summarise(opened.episodes[side]) for side in opened.certificate.sides}
     cpu_s = {name: sum(r.get("cpu_s", 0.0) for r in of) for name, of in opened.records.items()}
-    shares = {name: spent / cpu_s["run"] if cpu_s["run"] else 0.0 for name, spent in cpu_s.items()}
 
     def gain_over(side: str) -> JsonObject:
         return compare(summaries[side], summaries[TRAINED]).model_dump(mode="json")
@@ -278,8 +245,7 @@ def figures(opened: Opened) -> JsonObject:
         "controls": {
             side.removeprefix(CONTROL): {
                 "trained_against_it": gain_over(side),
-                "share_of_the_cost": round(shares[side], 4),
-                "is_at_equal_cost": shares[side] >= EQUAL_COST,
+                "share_of_the_cost": round(cpu_s[side] / cpu_s["run"], 4) if cpu_s["run"] else None,
             }
             for side in sorted(summaries)
             if side.startswith(CONTROL)
@@ -308,7 +274,6 @@ def _attacks(played: Sequence[Trajectory]) -> JsonObject:
     return {
         "episodes": len(paid),
         "succeeded": sum(paid),
-        "share": rate_interval(sum(paid), len(paid)).model_dump(mode="json"),
         "kinds": {k: {"episodes": len(each), "succeeded": sum(each)} for k, each in sorted(kinds.items())},
     }
 
@@ -323,7 +288,7 @@ def file_hashes(folder: Path) -> dict[str, str]:
 
 
 def read_certificate(folder: Path) -> Certificate:
-    """Read `certificate.json`. Raises UserError."""
+    """Read `certificate.json`. Raises UserError, also if a file that it names is missing."""
     path = folder / CERTIFICATE
     if not path.is_file():
         raise UserError(
@@ -334,29 +299,18 @@ def read_certificate(folder: Path) -> Certificate:
     try:
         certificate = Certificate.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        problem = describe(error.errors()[0], root="the document")
-    else:
-        missing = {BASELINE, TRAINED, *CONDITIONS} - certificate.sides.keys() - certificate.conditions.keys()
-        if not missing:
-            return certificate
-        problem = f"it lacks {min(missing)}"
-    raise UserError(
-        f"is damaged, or of another version of mcpagent: {problem}",
-        where=str(path),
-        remedy="get the whole folder again, check it with the version that made it, or certify the run again",
-    )
-
-
-def open_certificate(folder: Path) -> Opened:
-    """Read `certificate.json` and everything else in the folder. Raises UserError, also for what is
-    missing."""
-    opened = open_evidence(folder, read_certificate(folder))
-    missing = [f"episodes/{side}" for side in {*opened.certificate.sides, ATTACKS} - opened.episodes.keys()]
-    missing += [f"weights/{side}" for side in (BASELINE, TRAINED) if not (folder / "weights" / side).is_dir()]
+        raise UserError(
+            "is damaged, or of another version of mcpagent: "
+            f"{describe(error.errors()[0], root='the document')}",
+            where=str(path),
+            remedy="check it with the version that made it, or certify the run again",
+        ) from None
+    missing = [name for name in certificate.files if not (folder / name).is_file()]
+    missing += {BASELINE, TRAINED, *CONDITIONS} - certificate.sides.keys() - certificate.conditions.keys()
     if missing:
-        remedy = "get the whole folder of the certificate"
+        remedy = "get the whole folder of the certificate again"
         raise UserError(f"lacks {min(missing)}", where=str(folder), remedy=remedy)
-    return opened
+    return certificate
 
 
 def open_evidence(folder: Path, certificate: Certificate) -> Opened:
@@ -377,7 +331,7 @@ def open_evidence(folder: Path, certificate: Certificate) -> Opened:
         certificate=certificate,
         train=DiskList(read_tasks(dataset_file(folder / "tasks", "train"))),
         heldout=DiskList(read_tasks(dataset_file(folder / "tasks", "heldout"))),
-        episodes={s: DiskList(read_trajectories(path)) for s, path in files.items() if path.is_file()},
+        episodes={s: DiskList(read_trajectories(p)) if p.is_file() else () for s, p in files.items()},
         records={name: each.metrics() for name, each in {"run": run, **controls}.items()},
         manifest=manifest,
         config=config,

@@ -322,51 +322,12 @@ def verdict_of(votes: Sequence[JudgeVote], control: JudgeVote | None, rules: Jud
     return said if control is not None and control.verdict is not None and control.verdict != said else None
 
 
-def judgement_problem(
-    task: Task, record: EpisodeRecord, judgement: Judgement, rules: JudgeRules
-) -> str | None:
-    """Return what does not hold in a stored judgement of this episode by this judge; None if all of it
-    follows from the answers that the judge gave."""
-    if judgement.identity != rules.identity:
-        return "it was judged by another judge"
-    asked = question(task, record, rules)
-    if judgement.question_sha256 != asked.sha256:
-        return "the judge was asked something else"
-    for vote in judgement.votes:
-        if vote.verdict != (None if vote.answer is None else asked.read(vote.answer)):
-            return "a vote says something else than the answer that it was read from"
-    if judgement.error is not None:
-        return None if judgement.verdict is None else "it has a verdict, and an error in its place"
-    if len(judgement.votes) != rules.votes:
-        return f"it has {len(judgement.votes)} votes, and the judge has {rules.votes}"
-    said = majority([vote.verdict for vote in judgement.votes])
-    control = judgement.control
-    if control is not None and said is not None:
-        asked = question(task, record, rules, opposite_of=said)
-        if control.verdict != (None if control.answer is None else asked.read(control.answer)):
-            return "the control says something else than the answer that it was read from"
-    if judgement.verdict != verdict_of(judgement.votes, control, rules):
-        return "its verdict is not what the votes come to"
-    return None
-
-
 class Judge(Protocol):
     """Judges an ended episode."""
 
     async def judge(self, task: Task, record: EpisodeRecord) -> Judgement | None:
         """Return None if the judge has no say in the episode. Errors are in the result, not raised."""
         ...
-
-
-@dataclass(frozen=True)
-class RecordedJudge:
-    """A `Judge` that says again what it said before."""
-
-    judgement: Judgement | None
-
-    async def judge(self, task: Task, record: EpisodeRecord) -> Judgement | None:
-        """Return the stored judgement."""
-        return self.judgement
 
 
 @dataclass

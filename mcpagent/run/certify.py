@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
-from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
-from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.evaluate.attacks import play_attacks
 from mcpagent.evaluate.certificate import (
@@ -23,9 +22,9 @@ from mcpagent.evaluate.certificate import (
     CERTIFICATE,
     CONDITIONS,
     CONTROL,
-    JUDGE_PROMPTS,
     TRAINED,
     Certificate,
+    Opened,
     Side,
     committed_seed,
     contradictions,
@@ -34,10 +33,9 @@ from mcpagent.evaluate.certificate import (
     question_key,
 )
 from mcpagent.models.probe import PROBE_FILE
-from mcpagent.reward.judge import JUDGED_METHODS, PROMPTS_FILE
-from mcpagent.reward.terms import judge_rules
+from mcpagent.reward.judge import JUDGED_METHODS
 from mcpagent.run.certify_check import side_of
-from mcpagent.run.episodes import measured_file, open_episodes
+from mcpagent.run.episodes import EpisodeSetup, measured_file, open_episodes
 from mcpagent.run.rollout import episode_progress
 from mcpagent.storage.atomic import atomic_dir, write_text
 from mcpagent.storage.checkpoints import (
@@ -47,22 +45,13 @@ from mcpagent.storage.checkpoints import (
     verified,
     weights_sha256,
 )
-from mcpagent.storage.datasets import find_dataset, read_tasks, write_jsonl
-from mcpagent.storage.lineage import ancestry, base_of, copy_model
+from mcpagent.storage.datasets import find_dataset, write_jsonl
+from mcpagent.storage.lineage import copy_model
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 
 _ALIKE = {"max_context_tokens", "chat_template_sha256", "tool_format"}  # of all sides
-_AS_IS = ("config.yaml", "manifest.json", "metrics.jsonl")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CertifyOutcome:
-    """`figures` are those of the certificate in `folder`."""
-
-    folder: Path
-    figures: JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +72,46 @@ def certify(
     baseline: str | None = None,
     samples: int = 4,
     console: Console | None = None,
-) -> CertifyOutcome:
+) -> Certificate:
     """Play both sides, the controls in the run's folder and the attacks, and write the folder `out` whole or
     not at all. `config` is that of the run with what a command changed of it. Raises UserError before
     anything is played if the run cannot be certified."""
-    subject = _subject(path, data=data, baseline=baseline)
+    subject, console = _subject(path, data=data, baseline=baseline), console or Console()
     with atomic_dir(out) as folder:
-        figures = _certify(subject, config, folder, samples=samples, console=console or Console())
-    return CertifyOutcome(folder=out, figures=figures)
+        _copy_records(subject, folder)
+        stated = Certificate(
+            name=subject.run.path.name,
+            checkpoint_step=step_of(subject.models[TRAINED]) or 0,
+            samples=samples,
+            conditions={key: attrgetter(key)(config) for key in CONDITIONS},
+            sides={},
+            code=provenance(),
+        )
+        opened = open_evidence(folder, stated)
+        _refuse_tasks(opened, where=str(subject.splits["heldout"]), console=console)
+        weights = {side: weights_sha256(subject.models[side]) or "" for side in (BASELINE, TRAINED)}
+        config = _for_playing(config, committed_seed(folder, weights, stated), folder)
+        sides: dict[str, Side] = {}
+        for side, model in subject.models.items():
+            with open_episodes(
+                config, policy=str(model), samples=samples, console=console, data=subject.splits["heldout"]
+            ) as setup:
+                sides[side] = side_of(setup.ready)
+                if side == BASELINE:
+                    _refuse_run(subject.run, opened, setup, sides[BASELINE])
+                    attacks = play_attacks(opened.counted, tools=setup.tools.pool, settings=setup.settings)
+                    write_trajectories(folder / "episodes" / ATTACKS, setup.tools.io.run(attacks))
+                _refuse_unlike(model, sides[side], sides[BASELINE])
+                with episode_progress(console, side, total=len(opened.counted) * samples) as on_done:
+                    played = setup.play(samples=samples, on_done=on_done, tasks=opened.counted)
+                write_trajectories(folder / "episodes" / side, played)
+        for side in (BASELINE, TRAINED):
+            copy_model(subject.models[side], folder / "weights" / side, bases=folder / "weights")
+            # The check of a certificate scores the episodes themselves, and names what does not hold.
+            (folder / "weights" / side / PROBE_FILE).unlink(missing_ok=True)
+        certificate = derived(open_evidence(folder, stated.model_copy(update={"sides": sides})), sides)
+        write_text(folder / CERTIFICATE, certificate.model_dump_json(indent=1) + "\n")
+    return certificate
 
 
 def _subject(path: Path, *, data: Path | None, baseline: str | None) -> _Subject:
@@ -103,136 +124,68 @@ def _subject(path: Path, *, data: Path | None, baseline: str | None) -> _Subject
             remedy="name the run folder that mcpagent train printed, such as outputs/NAME",
         )
     began = load_train_config(inherited=run.config_path, for_training=False).config
-    measured = measured_file(began)
-    heldout = data or (measured and measured[0])
-    if data is not None and not data.is_file():
-        raise UserError(
-            "there is no such dataset", where=str(data), remedy="name a file of tasks: --data FILE"
-        )
-    if heldout is None:
+    measured = measured_file(began) if data is None else (find_dataset(str(data), split="validation"), "")
+    if measured is None:
         raise UserError(
             "the run has no held-out tasks", where=str(run.path), remedy="name them: --data heldout.jsonl"
+        )
+    name = baseline or began.model.name
+    base = None if is_built(name) else find_model(name)
+    if base is None:
+        raise UserError(
+            f"the run began with {name}, which is not a folder on this machine",
+            where=str(run.config_path),
+            remedy="name the model that it is to be compared with: --baseline FOLDER",
         )
     tried = [child for child in sorted((run.path / "controls").glob("*")) if child.is_dir()]
     controls = {CONTROL + re.sub(r"[\W_]+", "-", child.name): choose_checkpoint(child) for child in tried}
     return _Subject(
         run=run,
         models={
-            BASELINE: _baseline(run, checkpoint, baseline or began.model.name),
+            BASELINE: verified(base.path),
             TRAINED: checkpoint,
             **{side: verified(each.path) for side, each in controls.items()},
         },
-        splits={"train": find_dataset(began.data.train, split="train"), "heldout": heldout},
+        splits={"train": find_dataset(began.data.train, split="train"), "heldout": measured[0]},
     )
 
 
-def _baseline(run: RunFolder, checkpoint: Path, name: str) -> Path:
-    """Return the model that the trained one is compared with. Raises UserError if it is not on this machine,
-    or the adapter was trained on another."""
-    model = None if is_built(name) else find_model(name)
-    if model is None:
+def _refuse_tasks(opened: Opened, *, where: str, console: Console) -> None:
+    """Raise UserError if the held-out tasks cannot be counted; say how many of them are left out."""
+    left_out = len(opened.overlaps)
+    if not opened.counted:
         raise UserError(
-            f"the run began with {name}, which is not a folder on this machine",
-            where=str(run.config_path),
-            remedy="name the model that it is to be compared with: --baseline FOLDER",
+            "every held-out task is a training task too", where=where, remedy="name others: --data FILE"
         )
-    base = verified(model.path)
-    under = base_of(checkpoint)
-    # Both must come from one model: that one itself, or one that either was made from.
-    if under is not None and under.folder is not None and not {*ancestry(checkpoint)} & {*ancestry(base)}:
+    if any(task.reward_spec.method in JUDGED_METHODS for task in opened.counted):
         raise UserError(
-            f"the adapter was trained on another model than {base}",
-            where=str(checkpoint),
-            remedy=f"compare it with the model that it was trained on: --baseline {under.place}",
-        )
-    return base
-
-
-def _certify(
-    subject: _Subject, config: TrainConfig, folder: Path, *, samples: int, console: Console
-) -> JsonObject:
-    """Fill the folder and return the figures."""
-    _copy_records(subject, folder)
-    heldout = subject.splits["heldout"]
-    config = _with_judge(config, heldout, folder)
-    settings = config.model_dump(mode="json")
-    stated = Certificate(
-        name=subject.run.path.name,
-        checkpoint_step=step_of(subject.models[TRAINED]) or 0,
-        samples=samples,
-        conditions={key: settings[section][name] for key, (section, name) in CONDITIONS.items()},
-        sides={},
-        code=provenance(),
-    )
-    opened = open_evidence(folder, stated)
-    tasks, left_out = opened.counted, len(opened.overlaps)
-    if not tasks:
-        raise UserError(
-            "every held-out task is a training task too",
-            where=str(heldout),
-            remedy="name others: --data FILE",
+            "has tasks that a model judges, and what it said cannot be derived again",
+            where=where,
+            remedy="name tasks that rules grade: --data FILE",
         )
     if left_out:
         console.note(f"{left_out} of {len(opened.heldout)} held-out tasks are left out: training has them")
-    weights = {side: weights_sha256(subject.models[side]) or "" for side in (BASELINE, TRAINED)}
-    config = _for_playing(config, committed_seed(folder, weights, stated), folder)
-    sides: dict[str, Side] = {}
-    for side, model in subject.models.items():
-        with open_episodes(
-            config, policy=str(model), samples=samples, console=console, data=heldout
-        ) as setup:
-            sides[side] = side_of(setup.ready)
-            if sides[side].model_copy(update=sides[BASELINE].model_dump(include=_ALIKE)) != sides[side]:
-                raise UserError(
-                    "has another chat template, tool format or context length than the baseline, so a gain "
-                    "would not be the weights' alone",
-                    where=str(model),
-                    remedy="compare it with a model of the same template: --baseline FOLDER",
-                )
-            if side == BASELINE:
-                rules, catalog_hash = judge_rules(config.judge), setup.tools.pool.catalog_hash
-                judge = None if rules is None else rules.as_json()
-                begun = stated.model_copy(
-                    update={"sides": sides, "catalog_hash": catalog_hash, "judge": judge}
-                )
-                for problem in contradictions(replace(opened, certificate=begun)):
-                    raise UserError(
-                        problem,
-                        where=str(subject.run.path),
-                        remedy="certify a run that has all its records, with its own servers and judge",
-                    )
-                attacks = play_attacks(
-                    tasks,
-                    tools=setup.tools.pool,
-                    settings=setup.settings,
-                    judge_of=lambda _: setup.settings.judge,
-                )
-                write_trajectories(folder / "episodes" / ATTACKS, setup.tools.io.run(attacks))
-            with episode_progress(console, side, total=len(tasks) * samples) as on_done:
-                played = setup.play(samples=samples, on_done=on_done, tasks=tasks)
-            write_trajectories(folder / "episodes" / side, played)
-    for side in (BASELINE, TRAINED):
-        copy_model(subject.models[side], folder / "weights" / side, bases=folder / "weights")
-        # The check of a certificate scores the episodes themselves, and names what does not hold.
-        (folder / "weights" / side / PROBE_FILE).unlink(missing_ok=True)
-    stated = stated.model_copy(update={"sides": sides})
-    certificate = derived(open_evidence(folder, stated), sides)
-    write_text(folder / CERTIFICATE, certificate.model_dump_json(indent=1) + "\n")
-    return certificate.figures
 
 
-def _with_judge(config: TrainConfig, heldout: Path, folder: Path) -> TrainConfig:
-    """Return the settings with the judge that the held-out tasks ask, whose prompts are copied into the
-    folder; without one if they ask none."""
-    methods = {task.reward_spec.method for task in read_tasks(heldout)}
-    if config.judge.model is None or not methods & set(JUDGED_METHODS):
-        return config.model_copy(update={"judge": type(config.judge)()})
-    shutil.copyfile(config.judge.prompts or resource_path(PROMPTS_FILE), folder / JUDGE_PROMPTS)
-    return config
+def _refuse_run(run: RunFolder, opened: Opened, setup: EpisodeSetup, baseline: Side) -> None:
+    for problem in contradictions(opened, baseline, setup.tools.pool.catalog_hash):
+        remedy = "certify a run that has all its records, with its own servers"
+        raise UserError(problem, where=str(run.path), remedy=remedy)
+
+
+def _refuse_unlike(model: Path, side: Side, baseline: Side) -> None:
+    if side.model_dump(include=_ALIKE) != baseline.model_dump(include=_ALIKE):
+        raise UserError(
+            "has another chat template, tool format or context length than the baseline, so a gain would not "
+            "be the weights' alone",
+            where=str(model),
+            remedy="compare it with a model of the same template: --baseline FOLDER",
+        )
 
 
 def _for_playing(config: TrainConfig, seed: int, folder: Path) -> TrainConfig:
-    """Return the run's settings with that seed, the reward as documented, and a cassette in the folder."""
+    """Return the run's settings with that seed, the reward as documented, without models that judge or play
+    the user, and with a cassette in the folder."""
     tools = config.tools
     if tools.cassette is not None and Path(tools.cassette).is_dir():
         shutil.copytree(tools.cassette, folder / "cassette", ignore=shutil.ignore_patterns(".lock"))
@@ -241,6 +194,7 @@ def _for_playing(config: TrainConfig, seed: int, folder: Path) -> TrainConfig:
         update={
             "seed": seed,
             "reward": type(config.reward)(),
+            "judge": type(config.judge)(),
             "rollout": config.rollout.model_copy(update={"user_model": None, "top_p": 1.0}),
             "data": config.data.model_copy(update={"max_tasks": None}),
             "tools": tools.model_copy(update={"cassette": str(folder / "cassette"), "cassette_mode": mode}),
@@ -255,7 +209,7 @@ def _copy_records(subject: _Subject, folder: Path) -> None:
     tasks.mkdir()
     for split, source in subject.splits.items():
         shutil.copyfile(source, tasks / (split + source.name[source.name.index(".") :]))
-    for name in _AS_IS:
+    for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
         if (subject.run.path / name).is_file():
             shutil.copyfile(subject.run.path / name, run / name)
     for side, model in subject.models.items():
@@ -266,7 +220,7 @@ def _copy_records(subject: _Subject, folder: Path) -> None:
     write_text(run / "trained_on.json", trained_on + "\n")
 
 
-def _trained_on(run: RunFolder) -> dict[str, list[str]]:
+def _trained_on(run: RunFolder) -> dict[str, Sequence[str]]:
     """Return the questions of the episodes that the run was trained on, by task id."""
     asked: dict[str, set[str]] = {}
     steps, shown = (sorted(run.trajectories.glob(f"{n}.jsonl.zst")) for n in ("step-*", "demonstrations"))

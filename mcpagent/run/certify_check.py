@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Completion, FinishReason, Trajectory
 from mcpagent.errors import EpisodeError, UserError
 from mcpagent.evaluate.attacks import play_attacks
@@ -30,19 +29,16 @@ from mcpagent.evaluate.certificate import (
     Side,
     contradictions,
     derived,
-    open_certificate,
+    open_evidence,
+    read_certificate,
 )
-from mcpagent.policy.contract import CompletionRequest
-from mcpagent.reward.judge import JudgeRules, RecordedJudge, is_open_to_judge, judgement_problem
-from mcpagent.reward.record import record_of
-from mcpagent.rollout.collector import AgentSettings, collect, run_attempt
+from mcpagent.policy.contract import CompletionRequest, Policy
+from mcpagent.rollout.collector import Attempt, collect
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.policies import ReadyPolicy, open_policy
 from mcpagent.run.rollout import episode_progress
-from mcpagent.storage.datasets import DiskList
-from mcpagent.storage.packages import provenance
 from mcpagent.storage.trajectories import ById
-from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 
 _EXACT = 1e-9
@@ -58,41 +54,43 @@ class Fraud:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOutcome:
-    """`figures` are those that are stated, `replayed` says how many episodes of each side were played again.
-    If something does not hold, `other_version` says whether another version of mcpagent made the certificate,
-    which need not be a fraud."""
-
-    holds: bool
-    figures: JsonObject
-    frauds: Sequence[Fraud]
-    replayed: int
-    other_version: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Inspection:
     """A certificate as the checks see it: with the models of both sides from the folder's own weights, none
     of whose code runs, and its recorded tools. `replay` episodes of each side are played again."""
 
     opened: Opened
     models: Mapping[str, ReadyPolicy]
-    tape: ToolProvider
+    tape: PinnedTools
     io: IOThread
     replay: int
     console: Console
 
-    def settings(self, side: str) -> AgentSettings:
-        """Return how the episodes of a side are played; without a judge."""
+    def play(
+        self,
+        side: str,
+        attempts: Iterable[Attempt],
+        policy: Policy,
+        on_done: Callable[[Trajectory], None] | None = None,
+    ) -> Sequence[Trajectory]:
+        """Play attempts of a side again on the recorded tools."""
         most = self.opened.certificate.sides[side].max_context_tokens
-        return agent_settings(self.opened.settings(side), max_context=most)
+        playing = collect(
+            attempts,
+            policy=policy,
+            tools=self.tape,
+            settings=agent_settings(self.opened.settings(side), max_context=most),
+            renderer=self.models[BASELINE].renderer,  # all sides have the same template
+            concurrency=max(1, self.replay),
+            on_done=on_done,
+        )
+        return self.io.run(playing)
 
 
-def check(folder: Path, *, replay: int = 0, console: Console | None = None) -> CheckOutcome:
-    """Make everything in the folder again; with `replay`, play so many episodes of each side again. Raises
-    UserError if the folder cannot be read."""
-    opened, frauds, name = open_certificate(folder), list[Fraud](), "statements"
-    console = console or Console()
+def check(folder: Path, *, replay: int = 0, console: Console | None = None) -> Sequence[Fraud]:
+    """Make everything in the folder again; with `replay`, play so many episodes of each side again. Return
+    what does not hold. Raises UserError if the folder cannot be read."""
+    opened = open_evidence(folder, read_certificate(folder))
+    frauds, name, console = list[Fraud](), "statements", console or Console()
     try:
         with IOThread() as io, opened.cassette as tape, ExitStack() as stack:
             models: dict[str, ReadyPolicy] = {}
@@ -107,25 +105,7 @@ def check(folder: Path, *, replay: int = 0, console: Console | None = None) -> C
                 frauds += [Fraud(name, detail) for detail in find(at)]
     except UserError as error:
         frauds.append(Fraud(name, f"{error.where or folder} cannot be used: {error.message}"))
-    return CheckOutcome(
-        holds=not frauds,
-        figures=opened.certificate.figures,
-        frauds=frauds,
-        replayed=replay,
-        other_version=_other_version(opened.certificate.code) if frauds else None,
-    )
-
-
-def _other_version(made: JsonObject) -> str | None:
-    theirs, ours = (
-        f"{(code.get('versions') or {}).get('mcpagent')} of commit {(code.get('git') or {}).get('commit')}"
-        for code in (made, provenance())
-    )
-    told = (
-        f"It says that another version of mcpagent made it ({theirs}; this is {ours}), which may grade or "
-        "derive intervals in another way: check it with that version before you call it forged."
-    )
-    return None if theirs == ours else told
+    return frauds
 
 
 def side_of(model: ReadyPolicy, *, most: int | None = None) -> Side:
@@ -145,7 +125,7 @@ def _statements(at: _Inspection) -> Iterator[str]:
     real = derived(at.opened, sides)
     for path, said, is_ in _differences(stated.model_dump(mode="json"), real.model_dump(mode="json")):
         yield f"{path} is {said}, and {is_} follows from the folder"
-    yield from contradictions(at.opened)
+    yield from contradictions(at.opened, sides[BASELINE], at.tape.catalog_hash)
 
 
 def _differences(stated: Any, real: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -165,92 +145,71 @@ def _differences(stated: Any, real: Any, path: str = "") -> Iterator[tuple[str, 
 
 def _episodes(at: _Inspection) -> Iterator[str]:
     """An episode is missing, is one too many, is another one if its tokens are said again, or has logprobs
-    that the weights do not give."""
-    tasks = {task.id: task for task in at.opened.counted}
-    for side, episodes in at.opened.episodes.items():
+    that the weights do not give. The attacks are made again from the plans."""
+    opened = at.opened
+    for side, episodes in opened.episodes.items():
         stored = ById(episodes)
-        again = ById(at.io.run(_said_again(at, side, stored)))
-        for name in sorted(stored.keys() - again.keys()):
+        if side == ATTACKS:
+            settings = agent_settings(opened.settings(), max_context=None)
+            again = at.io.run(play_attacks(opened.counted, tools=at.tape, settings=settings))
+        else:
+            again = at.play(side, opened.attempts(), _Recorded(stored, at.models))
+        made = ById(again)
+        for name in sorted(stored.keys() - made.keys()):
             yield f"{side}: {name} is one too many"
-        for name, one in again.items():
-            played = stored.get(name)
-            problem = _problem(played, one, tasks[one.task_id], at.opened.judge)
-            if problem is None and played is not None and side in at.models:
-                problem = _unlikely(at, side, played)
+        for name, one in made.items():
+            problem = _problem(stored.get(name), one)
+            if problem is None and side in at.models:
+                problem = _unlikely(at, side, stored[name])
             if problem is not None:
                 yield f"{side}: {name}: {problem}"
 
 
-async def _said_again(at: _Inspection, side: str, stored: ById[Trajectory]) -> Sequence[Trajectory]:
-    """Return the episodes of a side, said again from their tokens; the attacks are made again from the
-    plans."""
-
-    def judge_of(name: str) -> RecordedJudge:
-        return RecordedJudge(stored[name].judgement if name in stored else None)
-
-    settings = at.settings(BASELINE if side == ATTACKS else side)
-    if side == ATTACKS:
-        return await play_attacks(at.opened.counted, tools=at.tape, settings=settings, judge_of=judge_of)
-    renderer = at.models[BASELINE].renderer  # all sides have the same template
-    assert renderer is not None
-    again: DiskList[Trajectory] = DiskList()
-    for attempt in at.opened.attempts():
-        played = await run_attempt(
-            attempt,
-            policy=_Recorded(stored.get(attempt.episode_id), renderer.decode),
-            tools=at.tape,
-            settings=replace(settings, judge=judge_of(attempt.episode_id)),
-            renderer=renderer,
-        )
-        again.append(played)
-    return again
-
-
 class _Recorded:
-    """A stored episode as a policy that says it again: its tokens, and the text that they decode to."""
+    """Stored episodes as a policy that says them again: their tokens, and the text that these decode to."""
 
-    def __init__(self, stored: Trajectory | None, decode: Callable[[Sequence[int]], str]) -> None:
-        self._completions = iter([turn.completion for turn in stored.turns] if stored else [])
-        self._decode = decode
+    def __init__(self, stored: Mapping[str, Trajectory], models: Mapping[str, ReadyPolicy]) -> None:
+        self._stored = stored
+        self._said: dict[str, int] = {}  # turns, by episode
+        self._renderer = models[BASELINE].renderer
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """Say the next turn, as far as the limit of tokens allows it."""
-        done = next(self._completions, None)
-        if done is None:
+        """Say the next turn of each episode, as far as the limit of tokens allows it."""
+        return [self._next(request) for request in requests]
+
+    def _next(self, request: CompletionRequest) -> Completion:
+        name = request.episode_id
+        turns = self._stored[name].turns if name in self._stored else ()
+        place = self._said.get(name, 0)
+        if place >= len(turns):
             raise EpisodeError("the episode goes on, and nothing more is stored")
-        ids, most = done.token_ids, requests[0].sampling.max_new_tokens
+        self._said[name] = place + 1
+        done, most = turns[place].completion, request.sampling.max_new_tokens
+        ids = done.token_ids
         # The agent finds out by itself if a cut completion filled the context.
         was_cut = len(ids) >= most or done.finish_reason is FinishReason.OVERFLOW
         was_cut = was_cut and done.finish_reason is not FinishReason.STOP
+        assert self._renderer is not None
         update: JsonObject = {
-            "text": self._decode(ids),
+            "text": self._renderer.decode(ids),
             "token_ids": ids[:most],
             "finish_reason": FinishReason.LENGTH if was_cut else FinishReason.STOP,
         }
-        return [done.model_copy(update=update)]
+        return done.model_copy(update=update)
 
     async def release(self, episode_id: str) -> None:
         """Keep nothing for the episode."""
 
 
-def _problem(
-    stored: Trajectory | None, again: Trajectory, task: Task, judge: JudgeRules | None
-) -> str | None:
+def _problem(stored: Trajectory | None, again: Trajectory) -> str | None:
     """Return what is wrong with a stored episode; None if it is what its tokens make."""
     if stored is None:
         return "it was not played"
-    record = record_of(task, again)
-    if (judge is not None and is_open_to_judge(task, record)) != (stored.judgement is not None):
-        return "a verdict of the judge is missing, or one too many"
     if stored.is_success is None:  # a failure of a server is not on the tape
         return "it is left out as broken, and can be graded" if again.is_success is not None else None
     differing = [path for path, _, _ in _differences(_facts(stored), _facts(again))]
-    if differing:
-        more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
-        return f"said again, it differs in {', '.join(differing[:4])}{more}"
-    if judge is None or stored.judgement is None:
-        return None
-    return judgement_problem(task, record, stored.judgement, judge)
+    more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
+    return f"said again, it differs in {', '.join(differing[:4])}{more}" if differing else None
 
 
 def _facts(t: Trajectory) -> JsonObject:
@@ -303,16 +262,7 @@ def _replay(at: _Inspection) -> Iterator[str]:
         every = [attempt for attempt in at.opened.attempts() if attempt.episode_id in stored]
         sample = random.sample(every, min(at.replay, len(every)))
         with episode_progress(at.console, f"replay of {side}", total=len(sample)) as on_done:
-            playing = collect(
-                sample,
-                policy=model.policy,
-                tools=at.tape,
-                settings=at.settings(side),
-                renderer=model.renderer,
-                concurrency=max(1, len(sample)),
-                on_done=on_done,
-            )
-            again = at.io.run(playing)
+            again = at.play(side, sample, model.policy, on_done)
         differing = [t.id for t in again if _tokens(t) != _tokens(stored[t.id])]
         is_exact = (model.identity["dtype"], model.identity["device"]) == ("float32", "cpu")
         # Elsewhere another number of rows moves logits enough to change a token now and then.

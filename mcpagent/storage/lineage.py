@@ -242,14 +242,6 @@ def standing_on(folder: Path) -> list[Path]:
     return [folder, *([] if base is None or base.folder is None else standing_on(base.folder))]
 
 
-def ancestry(folder: Path) -> list[str]:
-    """Return the fingerprints of a model, of what it stands on, and of what was merged into those."""
-    parts = standing_on(folder)
-    lineages = [lineage for lineage in map(read_lineage, parts) if lineage is not None]
-    merged = [each["sha256"] for lineage in lineages for each in lineage.merged if each["sha256"]]
-    return sorted({*map(fingerprint, parts), *merged})
-
-
 def described(lineage: Lineage) -> list[JsonObject]:
     """Return what a lineage names, for the record of a model that is made from it."""
     base = [] if lineage.base is None else [{"path": lineage.base.place, "sha256": lineage.base.sha256}]

@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Judgement, JudgeVote, RewardTerm, Trajectory
+from mcpagent.core.trajectory import Judgement, RewardTerm, Trajectory
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason, Finish
 from mcpagent.reward.judge import (
     JudgePrompts,
     JudgeRules,
     ModelJudge,
     Variant,
-    judgement_problem,
     question,
 )
 from mcpagent.reward.record import EpisodeRecord, grade
@@ -204,7 +203,6 @@ def test_words_around_the_right_value_are_for_the_judge(verdict: bool | None, re
     script = (lambda _: None) if verdict is None else honest(verdict)
     judgement, client = ask(script, of, record)
     assert judgement is not None and judgement.verdict is verdict
-    assert judgement_problem(of, record, judgement, RULES) is None
     assert f'is "{CLOSE}", in whatever words' in str(client.asked[0].messages[0]["content"])
     terms = grade(of, replace(record, judgement=judgement))
     assert total_reward(terms) == pytest.approx(reward)
@@ -383,31 +381,6 @@ def test_the_same_question_is_not_asked_twice_at_once() -> None:
 
     asyncio.run(all_at_once())
     assert max(most) == 1 and len(open_now) == 4  # three votes and a control
-
-
-# --- what is stored of it --------------------------------------------------------------------------------
-
-
-def test_a_stored_judgement_follows_from_the_answers_and_from_nothing_else() -> None:
-    of, record = task("judge", **OPEN), right()
-    said, _ = ask(honest(True), of, record)
-    refused, _ = ask(honest(False), of, record)
-    assert said is not None and refused is not None and refused.control is not None
-    assert judgement_problem(of, record, said, RULES) is None
-    assert judgement_problem(of, record, refused, RULES) is None
-    forged = {
-        "another judge": (said, replace(RULES, model="other")),
-        "something else": (said.model_copy(update={"question_sha256": "0"}), RULES),
-        "another": (said.model_copy(update={"verdict": False}), RULES),
-        "a vote": (said.model_copy(update={"votes": (JudgeVote(verdict=True),) * 3}), RULES),
-        "votes": (said.model_copy(update={"votes": said.votes[:2]}), RULES),
-        "the control": (said.model_copy(update={"control": refused.control}), RULES),
-        "no control": (said.model_copy(update={"control": None}), RULES),
-        "an error": (said.model_copy(update={"error": "down"}), RULES),
-    }
-    problems = {name: judgement_problem(of, record, *each) for name, each in forged.items()}
-    assert all(problems.values()), problems
-    assert judgement_problem(of, right(answer="Another."), said, RULES) is not None
 
 
 def test_a_variant_asks_the_same_in_another_way() -> None:

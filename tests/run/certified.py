@@ -10,8 +10,8 @@ from typing import Any
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.evaluate.certificate import figures, file_hashes, open_certificate
-from mcpagent.run.certify import CertifyOutcome, certify
+from mcpagent.evaluate.certificate import Certificate, figures, file_hashes, open_evidence, read_certificate
+from mcpagent.run.certify import certify
 from mcpagent.run.train import train
 from mcpagent.storage.checkpoints import sha256_of
 from mcpagent.storage.datasets import read_tasks, write_jsonl
@@ -43,9 +43,7 @@ def make_run(model: Path, folder: Path, *overrides: str, tasks: int = 3) -> Path
     return train(load_train_config([], settings).config, run_dir=folder / "run").run_dir
 
 
-def make_certificate(
-    run: Path, out: Path, *overrides: str, samples: int = 2, **options: Any
-) -> CertifyOutcome:
+def make_certificate(run: Path, out: Path, *overrides: str, samples: int = 2, **options: Any) -> Certificate:
     config = load_train_config([run / "config.yaml"], ["seed=0", *overrides], for_training=False).config
     return certify(run, config, out=out, samples=samples, **options)
 
@@ -53,7 +51,7 @@ def make_certificate(
 def reseal(folder: Path, change: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
     """What a forger does last: figures that follow from the changed evidence, `change`, and all hashes."""
     document = json.loads((folder / "certificate.json").read_text())
-    document["figures"] = figures(open_certificate(folder))
+    document["figures"] = figures(open_evidence(folder, read_certificate(folder)))
     change(document)
     document["files"] = file_hashes(folder)
     (folder / "certificate.json").write_text(json.dumps(document))

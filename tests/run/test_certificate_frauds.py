@@ -419,7 +419,7 @@ def another_template(folder: Path, _: Base) -> Change:
 # --- tools, attacks, records -----------------------------------------------------------------------------
 
 
-@fraud("statements", "catalog_hash")
+@fraud("statements", "other tools")
 def a_tool_described_otherwise(folder: Path, _: Base) -> None:
     def described(catalog: Any) -> None:
         catalog["tools"][0]["description"] += " It knows the answer."
@@ -469,11 +469,11 @@ def a_step_that_is_missing(folder: Path, _: Base) -> None:
     edit_lines(folder / "run" / "metrics.jsonl", lambda lines: lines[1:])
 
 
-@fraud("statements", "is_at_equal_cost")
+@fraud("statements", "share_of_the_cost")
 def a_control_that_had_less(folder: Path, _: Base) -> Change:
     path = folder / "run" / "control-random-rewards" / "metrics.jsonl"
     edit_lines(path, lambda lines: [{**line, "cpu_s": 0.001} for line in lines])
-    equal = {"is_at_equal_cost": True, "share_of_the_cost": 1.0}
+    equal = {"share_of_the_cost": 1.0}
     return lambda document: document["figures"]["controls"]["random-rewards"].update(equal)
 
 
@@ -532,13 +532,12 @@ def test_a_planted_fraud_is_named(what: str, base: Base, tmp_path: Path) -> None
     change = plant(folder, base)
     if is_sealed:
         reseal(folder, change or (lambda _: None))
-    frauds = check(folder, replay=100 if name == "replay" else 0).frauds
+    frauds = check(folder, replay=100 if name == "replay" else 0)
     assert any(fraud.name == name and says in fraud.detail for fraud in frauds), frauds
 
 
 def test_the_certificate_that_the_frauds_start_from_holds(base: Base) -> None:
-    outcome = check(base.folder, replay=100)
-    assert list(outcome.frauds) == [] and outcome.replayed == 100
+    assert list(check(base.folder, replay=100)) == []
 
 
 def test_every_check_has_found_a_planted_fraud() -> None:

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mcpagent.cli.certify import app
+from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.evaluate.certificate import figures, open_certificate, read_certificate
+from mcpagent.evaluate.certificate import figures, open_evidence, read_certificate
 from mcpagent.evaluate.report.run_data import read_run
 from mcpagent.evaluate.report.tables import certificate_table
 from mcpagent.run.certify_check import check
@@ -58,11 +59,11 @@ FAST = ("as it comes", "weights in full", "one greedy attempt")
 def test_the_certificate_of_an_honest_run_holds(what: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
     of_run, of_certificate, tasks, attempts = HONEST[what]
     run = make_run(tiny_checkpoint, tmp_path, *of_run, tasks=tasks)
-    made = make_certificate(run, tmp_path / "certificate", *of_certificate, samples=attempts)
-    outcome = check(made.folder, replay=100)
-    assert list(outcome.frauds) == [] and outcome.replayed == 100
-    assert sorted(each.name for each in (made.folder / "weights").iterdir()) == ["baseline", "trained"]
-    played = list(read_trajectories(made.folder / "episodes" / "trained"))
+    folder = tmp_path / "certificate"
+    made = make_certificate(run, folder, *of_certificate, samples=attempts)
+    assert list(check(folder, replay=100)) == []
+    assert sorted(each.name for each in (folder / "weights").iterdir()) == ["baseline", "trained"]
+    played = list(read_trajectories(folder / "episodes" / "trained"))
     assert len(played) == tasks * attempts and made.figures["tasks"]["counted"] == tasks
 
 
@@ -75,17 +76,18 @@ def test_tasks_that_training_has_are_left_out_and_the_certificate_says_so(
     mixed = dataset(data / "mixed.jsonl", [*read_tasks(data / "heldout.jsonl"), with_id(known, "new-id")])
     made = make_certificate(run, tmp_path / "certificate", data=mixed)
     assert made.figures["tasks"] == {"held_out": 4, "excluded": 1, "counted": 3}
-    certificate = read_certificate(made.folder)
-    assert certificate.excluded == {"new-id": "a training task asks the same"}
-    assert certificate.run["heldout_is_the_runs"] is False
-    assert list(check(made.folder).frauds) == []
+    assert made.excluded == {"new-id": "a training task asks the same"}
+    assert made.run["heldout_is_the_runs"] is False
+    assert list(check(tmp_path / "certificate")) == []
 
 
 def test_the_gain_is_the_mean_over_tasks_of_the_difference_of_means(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     run = make_run(tiny_checkpoint, tmp_path)
-    opened = open_certificate(make_certificate(run, tmp_path / "certificate").folder)
+    folder = tmp_path / "certificate"
+    make_certificate(run, folder)
+    opened = open_evidence(folder, read_certificate(folder))
     first, second, third = (task.id for task in opened.heldout)
     # Successes of two attempts, before and after: 0 of 2 and 1 of 2; 1 and 2; 2 and 1.
     successes = {first: ((0, 0), (1, 0)), second: ((1, 0), (1, 1)), third: ((1, 1), (0, 1))}
@@ -135,13 +137,12 @@ def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds
     edit_json(out / "certificate.json", lambda document: document["figures"]["gain"].update(wins=3))
     bad = CliRunner().invoke(app, ["--check", str(out)])
     assert bad.exit_code == 1 and "statements: figures.gain.wins is 3" in bad.stdout.replace("\n", " ")
-    assert "another version" not in bad.stdout
-    edit_json(out / "certificate.json", lambda document: document["code"].update(versions={}))
-    older = CliRunner().invoke(app, ["--check", str(out)])
-    assert older.exit_code == 1
-    last = older.stdout.splitlines()[-1]
-    assert last.startswith("It says that another version of mcpagent made it (")
-    assert "before you call it forged" in last
+    assert "made by mcpagent" in bad.stdout
+
+
+def judged_task(task: Task) -> Task:
+    spec = task.reward_spec.model_copy(update={"method": "rule+judge"})
+    return task.model_copy(update={"reward_spec": spec})
 
 
 def refused(*words: str) -> UserError:
@@ -159,10 +160,10 @@ def test_what_cannot_be_certified_is_refused_with_what_to_do_and_nothing_is_left
     assert "no such checkpoint or run" in refused(str(tmp_path / "nowhere"), *to).message
     assert "neither a checkpoint" in refused(str(tmp_path / "data"), *to).message
     assert "needs the run's records" in refused(str(tiny_checkpoint), *to).message
-    full = make_run(tiny_checkpoint, tmp_path / "full", "finetune.mode=full")
-    other = full / "checkpoints" / "step-000002"
-    assert "another model" in refused(str(run), "--baseline", str(other), *to).message
     assert "not a folder on this machine" in refused(str(run), "--baseline", "embedded", *to).message
+    judged = [judged_task(task) for task in read_tasks(tmp_path / "data" / "heldout.jsonl")]
+    by_judge = dataset(tmp_path / "judged.jsonl", judged)
+    assert "a model judges" in refused(str(run), "--data", str(by_judge), *to).message
     manifest = (run / "manifest.json").read_text()
     edit_json(run / "manifest.json", lambda document: document.update(catalog_hash="0" * 64))
     assert "trained with other tools" in refused(str(run), *to).message
@@ -170,7 +171,8 @@ def test_what_cannot_be_certified_is_refused_with_what_to_do_and_nothing_is_left
     assert not out.exists()
 
     assert "is not a certificate" in refused("--check", str(run)).message
-    folder = make_certificate(run, out).folder
+    make_certificate(run, out)
+    folder = out
     records = folder / "episodes" / "trained.jsonl.zst"
     whole = records.read_bytes()
     records.write_bytes(whole[: len(whole) // 2])
