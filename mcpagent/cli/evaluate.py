@@ -17,6 +17,7 @@ from mcpagent.cli.options import (
     Overwrite,
     Samples,
     Shard,
+    Temperature,
     group_app,
     out_file,
     refuse_existing,
@@ -33,6 +34,7 @@ from mcpagent.cli.results import (
 )
 from mcpagent.console import Block, Console, Facts, counted
 from mcpagent.errors import UserError
+from mcpagent.evaluate.compare import POINTS
 
 if TYPE_CHECKING:
     from mcpagent.run.evaluate import EvalOutcome, RegradeOutcome
@@ -53,6 +55,10 @@ _Out = Annotated[
 def compare(
     a: Annotated[Path, typer.Argument(help="A result of eval --out, or trajectories.", show_default=False)],
     b: Annotated[Path, typer.Argument(help="What it is compared with.", show_default=False)],
+    points: Annotated[
+        float,
+        typer.Option(min=0.1, max=100.0, help="Say how many tasks decide a difference of this many points."),
+    ] = 100 * POINTS,
     as_json: Json = False,
 ) -> None:
     """Compare two evaluations task by task: whether B is better than A, or it is chance.
@@ -62,7 +68,7 @@ def compare(
     from mcpagent.run.evaluate import compare_files
 
     console = Console(is_json=as_json)
-    result = compare_files(a, b, console=console)
+    result = compare_files(a, b, points=points / 100, console=console)
     console.print_blocks(result, comparison_blocks(result, str(a), str(b)))
 
 
@@ -72,6 +78,7 @@ class EvalOptions:
 
     data: Data = None
     samples: Samples = 1
+    temperature: Temperature = None
     shard: Shard = None
     out: _Out = None
     overwrite: Overwrite = False
@@ -138,7 +145,11 @@ def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> Non
     console, out = Console(is_json=evaluation.as_json), evaluation.out
     _check_out(evaluation)
     shard = shard_of(evaluation.shard)
-    options = replace(options, default_temperature=0.0 if evaluation.samples == 1 else 1.0)
+    options = replace(
+        options,
+        temperature=evaluation.temperature,
+        default_temperature=0.0 if evaluation.samples == 1 else 1.0,
+    )
     config = options.config(console, policy=name, data=evaluation.data)
     with locked_file(out) if out is not None else nullcontext():
         outcome = evaluate_model(

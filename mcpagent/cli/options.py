@@ -151,6 +151,12 @@ def shard_of(value: str | None) -> tuple[int, int]:
 Shard = Annotated[
     str | None, typer.Option("--shard", metavar="I/N", help="Every N-th task from the I-th on.")
 ]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature", min=0.0, help="Default: 0 (greedy) with one sample a task, 1 with several."
+    ),
+]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -184,6 +190,7 @@ class ConfigOptions:
     files: ConfigFiles = None
     settings: Settings = None
     read_only: str | None = None
+    temperature: float | None = None
     default_temperature: float | None = None
 
     def config(
@@ -207,6 +214,7 @@ class ConfigOptions:
             "tools.servers": None if self.servers is None else str(self.servers),
             "tools.read_only": None if self.read_only is None else self.read_only.split(","),
             "seed": self.seed,
+            "rollout.temperature": self.temperature,
         }
         loaded = load_for_dataset(
             files,
@@ -246,12 +254,27 @@ def _sets_temperature(settings: Sequence[str]) -> bool:
 
 
 def chosen_servers(
-    path: Path | None, *, console: Console, data: Path | None = None
+    path: Path | None,
+    *,
+    console: Console,
+    data: Path | None = None,
+    limited: bool = True,
+    builtin: Sequence[str] = BUILTIN_NAMES,
 ) -> Sequence[ServerConfig]:
-    """Return the servers of an mcp.json, else those that the folder of `data` remembers, else all built-in
-    ones. Raises UserError."""
-    from mcpagent.tools.setup import configured_servers
+    """Return the servers of an mcp.json, else those that the folder of `data` remembers, else the built-in
+    ones (`limited` or full). Raises UserError."""
+    from mcpagent.run.episodes import load_for_dataset
+    from mcpagent.servers.provider import builtin_servers
+    from mcpagent.tools.servers_config import load_servers
+    from mcpagent.tools.setup import configured_servers, note_named
 
-    builtin = () if path is not None or data is not None else settings_of({"tools.builtin": BUILTIN_NAMES})
-    options = ConfigOptions(servers=path, settings=[*builtin])
-    return configured_servers(options.config(console, data=data, has_data=False).tools, on_note=console.note)
+    if path is None and data is not None:
+        tools = load_for_dataset(data=data, split=None, note=console.note, for_training=False).config.tools
+        return configured_servers(tools, on_note=console.note)
+    if path is None:
+        return builtin_servers(builtin, limited=limited)
+    loaded = load_servers(path)
+    note_named(path)
+    for note in loaded.notes:
+        console.note(f"{path}: {note}")
+    return loaded.servers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -265,6 +266,10 @@ def rollout(
     ],
     data: Data = None,
     samples: Samples = 1,
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", min=0.0, help="0 is greedy. Default: rollout.temperature, which is 1."),
+    ] = None,
     *,
     options: ConfigOptions,
     shard: Shard = None,
@@ -282,6 +287,7 @@ def rollout(
 
     console = Console(is_json=as_json)
     refuse_existing(out, token_file(out), overwrite=overwrite)
+    options = replace(options, temperature=temperature)
     outcome = collect(
         options.config(console, policy=policy, data=data),
         policy=policy,

@@ -65,6 +65,9 @@ class RunOptions:
     algo: Annotated[
         str | None, typer.Option(help="grpo, ppo (GRPO with a value head: configs/ppo.yaml) or sft.")
     ] = None
+    mode: Annotated[str | None, typer.Option(help="lora, qlora (4 bits, CUDA) or full.")] = None
+    backend: Annotated[str | None, typer.Option(help="auto, hf or vllm: what samples the episodes.")] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None
     no_eval: Annotated[
         bool, typer.Option("--no-eval", help="Train only: play no held-out or validation tasks.")
     ] = False
@@ -83,6 +86,9 @@ class RunOptions:
             "output_dir": None if out is None else str(out.parent),
             "name": None if out is None else out.name or out.resolve().name,
             "algorithm": self.algo,
+            "finetune.mode": self.mode,
+            "rollout.backend": self.backend,
+            "device": self.device,
             "training.eval_samples": 0 if self.no_eval else None,
             "training.eval_every": 0 if self.no_eval else None,
         }

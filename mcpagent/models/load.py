@@ -60,7 +60,7 @@ def resolve_device(name: str) -> torch.device:
         raise UserError(
             f"device {name} is not available here",
             where="device",
-            remedy="use --set device=cpu, or run `mcpagent doctor`",
+            remedy="use --device cpu, or run `mcpagent doctor`",
         )
     return torch.device(name)
 

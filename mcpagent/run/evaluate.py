@@ -18,7 +18,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
-from mcpagent.evaluate.compare import Comparison, compare
+from mcpagent.evaluate.compare import POINTS, Comparison, compare
 from mcpagent.evaluate.summary import EvalResult, EvalSummary, summarise
 from mcpagent.interrupts import Interrupted
 from mcpagent.reward.terms import load_reward, regraded
@@ -329,7 +329,7 @@ def _trajectories_of(result: Path) -> Path:
     )
 
 
-def compare_files(a: Path, b: Path, *, console: Console | None = None) -> Comparison:
+def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console | None = None) -> Comparison:
     """Compare `b` with `a` task by task; each is a result of `evaluate_model` or a file of trajectories. Note
     what else differs between them. Raises UserError."""
     console = console or Console()
@@ -346,7 +346,7 @@ def compare_files(a: Path, b: Path, *, console: Console | None = None) -> Compar
             )
         else:
             tasks = _tasks_of(left.provenance)
-    return compare(left, right, tasks=tasks)
+    return compare(left, right, tasks=tasks, points=points)
 
 
 def _tasks_of(facts: JsonObject) -> Sequence[Task]:

@@ -141,9 +141,9 @@ CASES = {
     "eval model gold --data {w}/bare": ["bare"],
     "eval model gold --data {w}/tasks.jsonl --samples 0": ["--samples"],
     "eval model gold --data {w}/tasks.jsonl --samples -1": ["--samples"],
-    "eval model gold --data {w}/tasks.jsonl --set rollout.temperature=-1": ["temperature"],
-    "eval model gold --data {w}/tasks.jsonl --set rollout.temperature=.nan": ["temperature"],
-    "eval model gold --data {w}/tasks.jsonl --set rollout.temperature=.inf": ["temperature"],
+    "eval model gold --data {w}/tasks.jsonl --temperature -1": ["--temperature"],
+    "eval model gold --data {w}/tasks.jsonl --temperature nan": ["temperature"],
+    "eval model gold --data {w}/tasks.jsonl --temperature inf": ["temperature"],
     "eval model gold --data {w}/tasks.jsonl --seed -1": ["--seed"],
     "eval model gold --data {w}/tasks.jsonl --shard 3/2": ["--shard"],
     "eval model gold --data {w}/tasks.jsonl --shard 9/9": ["--shard"],
@@ -153,6 +153,8 @@ CASES = {
     "eval model gold --data {w}/tasks.jsonl --resume": ["--out"],
     "eval model gold --data {w}/tasks.jsonl --out {w}/cut.json --resume": ["cut.json"],
     "eval model gold --data {w}/tasks.jsonl --out {w}/lonely.json --resume": ["lonely"],
+    "eval compare {w}/good.json {w}/good.json --points 0": ["--points"],
+    "eval compare {w}/good.json {w}/good.json --points nan": ["points"],
     "eval judge-check --data {w}/tasks.jsonl --episodes {w}/middle.jsonl --set judge.model=m": [
         "middle.jsonl:1"
     ],

@@ -110,16 +110,17 @@ def test_a_damaged_checkpoint_is_one_message(tiny_checkpoint: Path, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
 
-def temperature(*, samples: int = 1, settings: tuple[str, ...] = ()) -> float:
+def temperature(*, samples: int = 1, given: float | None = None, settings: tuple[str, ...] = ()) -> float:
     default = 0.0 if samples == 1 else 1.0
-    chosen = ConfigOptions(settings=[*settings], default_temperature=default)
+    chosen = ConfigOptions(settings=settings, temperature=given, default_temperature=default)
     return chosen.config(Console()).rollout.temperature
 
 
-def test_a_setting_wins_over_the_default() -> None:
+def test_an_option_wins_over_a_setting_and_a_setting_over_the_default() -> None:
     assert (temperature(), temperature(samples=4)) == (0.0, 1.0)
     assert temperature(settings=("rollout.temperature=0.7",)) == 0.7
     assert temperature(settings=("temperature=0.7",)) == 0.7
+    assert temperature(settings=("rollout.temperature=0.7",), given=0.3) == 0.3
 
 
 def test_a_run_lends_its_settings_unless_a_config_is_named(run: Path, tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ ELSEWHERE = {
     "PYTHONPATH=. vf-eval @ verifiers.toml -m MODEL": "tests/bridges/test_verifiers.py",
     "python examples/bridges/http_episode.py http://127.0.0.1:8000 heldout 0": "tests/bridges/test_ors.py",
     "mcpagent env serve --data data/samples --port 8000": "tests/bridges/test_ors.py",
-    "mcpagent train --dry-run --num-processes 8 --gpu-memory 80 --model Qwen/Qwen3-8B"
-    " --set finetune.mode=full --set training.parallel=fsdp": HUB,
+    "mcpagent train --dry-run --num-processes 8 --gpu-memory 80 --model Qwen/Qwen3-8B --mode full"
+    " --set training.parallel=fsdp": HUB,
     "pip install .": INSTALL,
     'pip install ".[local]"': INSTALL,
     "pip download --no-deps bfcl-eval==2026.3.23 -d wheel && python -m zipfile -e wheel/*.whl bfcl": INSTALL,
@@ -184,7 +184,7 @@ ELSEWHERE = {
     " --set rollout.group_size=4 --set seed=1": GPU,
     "mcpagent train --set data.train=data/processed/train.jsonl --set name=first": GPU,
     "mcpagent train --algo ppo --set data.train=data/processed/train.jsonl": GPU,
-    "mcpagent train --algo sft --set data.train=data/processed/train.jsonl": GPU,
+    "mcpagent train --algo sft --mode lora --set data.train=data/processed/train.jsonl": GPU,
     "mcpagent train --set budget.cpu_s=3600 --set health.kl=5.0"
     " --set data.train=data/processed/train.jsonl": GPU,
     "mcpagent train --resume --set name=first --set data.train=data/processed/train.jsonl": GPU,
@@ -222,14 +222,14 @@ ELSEWHERE = {
     "mcpagent data show train.jsonl --id quote-price-0123456789ab": "the id stands for any one",
     "mcpagent gen-data --explore --servers mcp.json --train 160 --validation 16 --heldout 120"
     " --out data/observatory": REAL,
-    "mcpagent train --algo sft --model MODEL --data data/observatory --out outputs/sft"
+    "mcpagent train --algo sft --mode lora --model MODEL --data data/observatory --out outputs/sft"
     " --set rollout.tool_format=json --set model.dtype=bfloat16 --set training.max_steps=26"
     " --set training.max_epochs=2 --set training.batch_size=8 --set optimization.learning_rate=2e-4": REAL,
-    "mcpagent train --model outputs/sft@10 --data data/observatory --out outputs/grpo"
+    "mcpagent train --mode lora --model outputs/sft@10 --data data/observatory --out outputs/grpo"
     " --set rollout.tool_format=json --set model.dtype=bfloat16 --set rollout.max_new_tokens=96"
     " --set rollout.max_steps_per_episode=6 --set training.max_steps=45 --set training.max_epochs=2"
     " --set training.batch_size=4 --set optimization.learning_rate=1e-4": REAL,
-    "mcpagent eval checkpoint outputs/grpo@latest --data data/observatory --set rollout.temperature=1": REAL,
+    "mcpagent eval checkpoint outputs/grpo@latest --data data/observatory --temperature 1": REAL,
 }
 
 

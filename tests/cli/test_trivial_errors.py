@@ -27,7 +27,7 @@ MISTAKES = {
     "train --data {s} --model ./nope": "no such checkpoint",
     "train --data {s} --out {w}/full": "not empty",
     "train --data {s} --resume --out {w}/nothing": "run folder",
-    "train --data {s} --set finetune.mode=lara": "finetune.mode",
+    "train --data {s} --mode lara": "finetune.mode",
     "train --dry-run --data nope.jsonl": "there is no such dataset",
     "quickstart --out {w}/empty.jsonl": "is a file",
     "quickstart --out {w}/full": "not a quickstart",

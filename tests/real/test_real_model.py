@@ -58,7 +58,7 @@ def mcpagent(*arguments: str, cwd: Path) -> Ended:
 
 
 def train(cwd: Path, *arguments: str) -> Ended:
-    return mcpagent("train", "--data", DATA, *FEW, *arguments, cwd=cwd)
+    return mcpagent("train", "--mode", "lora", "--data", DATA, *FEW, *arguments, cwd=cwd)
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ def test_the_merged_model_says_the_same_in_a_program_without_mcpagent(
     short = ("--set", "rollout.max_new_tokens=48", "--set", "rollout.max_steps_per_episode=2")
     mcpagent(
         *("rollout", "--policy", str(trained.grpo), "--data", f"{DATA}/train.jsonl", "--samples", "1"),
-        *("--set", "data.max_tasks=10", "--set", "rollout.temperature=0"),
-        *("--out", "episodes.jsonl.zst", *short),
+        *("--set", "data.max_tasks=10", "--temperature", "0", "--out", "episodes.jsonl.zst", *short),
         cwd=tmp_path,
     )
     turns: list[dict[str, Any]] = []

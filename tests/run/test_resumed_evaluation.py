@@ -65,7 +65,7 @@ def test_an_evaluation_that_is_killed_and_resumed_is_that_without_a_kill(
     partial.write_bytes(kept + b'{"episode": {"id": "torn')
     refused = mcpagent(*command, "--out", out)
     assert (refused.returncode, "--resume" in refused.stderr) == (2, True), refused.stderr
-    changed = mcpagent(*command, "--out", out, "--resume", "--set", "rollout.temperature=0.5")
+    changed = mcpagent(*command, "--out", out, "--resume", "--temperature", "0.5")
     assert (changed.returncode, "the temperature" in changed.stderr) == (2, True), changed.stderr
     done = mcpagent(*command, "--out", out, "--resume")
     assert done.returncode == 0, done.stderr

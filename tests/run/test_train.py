@@ -65,7 +65,7 @@ def test_the_plan_counts_what_the_model_has_and_writes_nothing(
 ) -> None:
     plans: dict[str, dict[str, Any]] = {}
     for mode in ("lora", "full"):
-        done = mcpagent_train(*settings, "--set", f"finetune.mode={mode}", "--dry-run", "--json")
+        done = mcpagent_train(*settings, "--mode", mode, "--dry-run", "--json")
         assert done.exit_code == 0, done.output
         plans[mode] = json.loads(done.stdout)
     weights = load_file(tiny_checkpoint / "model.safetensors")
@@ -117,7 +117,7 @@ def test_a_run_that_evaluates_needs_tasks_for_it_beside_its_own_or_by_name(
 
 
 def test_the_plan_is_a_table_that_says_why_this_backend(settings: list[str]) -> None:
-    done = mcpagent_train(*settings, "--set", "rollout.backend=auto", "--dry-run")
+    done = mcpagent_train(*settings, "--backend", "auto", "--dry-run")
     assert done.exit_code == 0, done.output
     for word in ("backend reason", "optimizer steps", "memory gib", "kept checkpoints"):
         assert word in done.stdout
@@ -127,7 +127,7 @@ def test_the_plan_is_a_table_that_says_why_this_backend(settings: list[str]) -> 
 def test_four_bits_without_a_gpu_are_refused_in_one_message(settings: list[str], dry_run: list[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    message = refused(mcpagent_train(*settings, "--set", "finetune.mode=qlora", *dry_run))
+    message = refused(mcpagent_train(*settings, "--mode", "qlora", *dry_run))
     assert "qlora needs a CUDA GPU" in message
     assert "finetune.mode=lora" in message
 
@@ -139,7 +139,7 @@ def test_half_precision_is_refused_where_the_device_turns_out_to_be_a_cpu(
 ) -> None:
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         pytest.skip("auto is no CPU here")
-    scaled = ["--set", "training.mixed_precision=fp16", "--set", "device=auto", *dry_run]
+    scaled = ["--set", "training.mixed_precision=fp16", "--device", "auto", *dry_run]
     for algo in ("grpo", "sft"):
         message = refused(mcpagent_train(*settings, "--algo", algo, *scaled, "--set", setting))
         assert message.startswith(setting.partition("=")[0])
@@ -151,10 +151,10 @@ def test_a_missing_engine_and_a_missing_run_are_one_message_each(settings: list[
     if importlib.util.find_spec("vllm") is None:
         for dry_run in ([], ["--dry-run"]):
             assert "vllm is not installed" in refused(
-                mcpagent_train(*settings, "--set", "rollout.backend=vllm", *dry_run)
+                mcpagent_train(*settings, "--backend", "vllm", *dry_run)
             )
     assert "not a run folder" in refused(mcpagent_train(*settings, "--resume"))
-    assert "mode" in refused(mcpagent_train(*settings, "--set", "finetune.mode=half"))
+    assert "mode" in refused(mcpagent_train(*settings, "--mode", "half"))
 
 
 def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_ctrl_c_leaves_a_checkpoint_says_how_to_go_on_and_exits_with_130(
         ["--set", "tools.servers=nowhere.json"],
         ["--set", "data.train=nowhere.jsonl"],
         ["--set", "training.eval_every=1", "--set", "data.validation=nowhere.jsonl"],
-        ["--set", "finetune.mode=lora", "--set", "lora.target_modules=[nothing]"],
+        ["--mode", "lora", "--set", "lora.target_modules=[nothing]"],
         ["--resume"],
     ],
 )
@@ -337,8 +337,8 @@ REFUSED = {
         "--set",
         "training.mixed_precision=fp16",
     ],
-    "weights in 4 bits on a CPU": ["--set", "finetune.mode=qlora"],
-    "vllm where there is none": ["--set", "rollout.backend=vllm"],
+    "weights in 4 bits on a CPU": ["--mode", "qlora"],
+    "vllm where there is none": ["--backend", "vllm"],
     "an attention of GPUs": ["--set", "model.attn_implementation=flash_attention_2"],
     "adapters on no layer": ["--set", "lora.target_modules=[query]"],
     "a model that is not trained yet": ["--set", "model.name=embedded"],
@@ -370,7 +370,7 @@ def test_the_dry_run_refuses_what_the_run_refuses_in_the_same_words(
 def test_a_gpu_run_is_planned_on_a_machine_without_one(settings: list[str], tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    gpu = ["--set", "device=cuda", "--set", "model.dtype=auto"]
+    gpu = ["--device", "cuda", "--set", "model.dtype=auto"]
     for options in (["--gpu-memory", "80"], []):
         done = mcpagent_train(*settings, *gpu, *options, "--dry-run", "--json")
         assert done.exit_code == 0, done.output

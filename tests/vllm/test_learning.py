@@ -24,7 +24,7 @@ def test_grpo_on_vllm_learns_what_it_learns_on_transformers(tmp_path: Path) -> N
     on_hf = _document("quickstart", "--out", tmp_path / "hf", "--seed", "0")
     warm = max((tmp_path / "hf" / "warm_start" / "checkpoints").glob("step-*"))
     run = _document(
-        *("train", "--config", "configs/quickstart.yaml", "--set", "rollout.backend=vllm"),
+        *("train", "--config", "configs/quickstart.yaml", "--backend", "vllm"),
         *("--set", f"model.name={warm}", "--set", f"data.train={tmp_path / 'hf' / 'data' / 'train.jsonl'}"),
         *("--set", f"output_dir={tmp_path / 'vllm'}"),
     )

@@ -99,8 +99,8 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], socket: Path, log: 
     raise RunError(
         f"the vLLM engine {ended} instead of starting; the end of its log:\n{said}",
         where="rollout.backend",
-        remedy="`mcpagent smoke --backend vllm` tries the same in this process; `rollout.backend: hf` "
-        "samples without vllm",
+        remedy="`mcpagent smoke --backend vllm` tries the same in this process; `--backend hf` samples "
+        "without vllm",
     )
 
 

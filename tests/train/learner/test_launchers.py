@@ -35,7 +35,7 @@ def trained(run: Path, checkpoint: Path, launcher: list[str], parallel: str) -> 
     words = command(run, checkpoint, parallel=parallel, steps=STEPS, launcher=launcher or ["-m"])
     del words[words.index("mcpagent.cli.main") - 1]  # -m: the launcher's own option names the module
     done = subprocess.run(
-        [*words, "--set", "device=cpu"],
+        [*words, "--device", "cpu"],
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",

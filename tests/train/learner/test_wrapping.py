@@ -542,7 +542,7 @@ def test_zero3_without_deepspeed_names_the_package_and_its_extra(tmp_path: Path)
         "--dry-run",
     )
     samples = str(resource_path("data/samples"))
-    more = ("--set", "vllm.servers=[http://127.0.0.1:1]", "--set", "device=cpu", "--data", samples)
+    more = ("--set", "vllm.servers=[http://127.0.0.1:1]", "--device", "cpu", "--data", samples)
     done = subprocess.run(
         [sys.executable, "-c", HIDES_DEEPSPEED, *words, *more], cwd=tmp_path, capture_output=True, text=True
     )
