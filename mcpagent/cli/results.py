@@ -54,8 +54,7 @@ def breakdown_blocks(breakdown: Breakdown) -> Iterator[Block]:
     from mcpagent.evaluate.report.tables import breakdown_tables
 
     for part in breakdown_tables(breakdown):
-        rows = [[f"{cell.text} {cell.interval}".strip() for cell in row] for row in part.rows]
-        yield Table(part.title, [column.name for column in part.columns], rows, is_text=True)
+        yield Table(part.title, [name.removeprefix("*") for name in part.columns], part.rows, is_text=True)
     times = breakdown.episode_latency
     if times.p50_s is not None and times.p95_s is not None:
         yield Facts([("episode", f"{times.p50_s:.2f} s (median), {times.p95_s:.2f} s (95th percentile)")])

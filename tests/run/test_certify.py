@@ -131,7 +131,7 @@ def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds
     assert shown.stdout.splitlines()[-1] == "the certificate holds"
     shutil.copytree(out, run / "certificate")
     (table,) = certificate_table(read_run(run).certified)
-    assert [row[0].text for row in table.rows] == ["baseline", "trained"]
+    assert [row[0] for row in table.rows] == ["baseline", "trained"]
     edit_json(run / "certificate" / "certificate.json", lambda document: document.update(schema_version=1))
     assert read_run(run).certified == {}  # of a version that had other figures
     edit_json(out / "certificate.json", lambda document: document["figures"]["gain"].update(wins=3))

@@ -14,7 +14,7 @@ from mcpagent.evaluate.report.document import (
 )
 from mcpagent.evaluate.report.episode_html import episode_html, pair_view, token_pieces
 from mcpagent.evaluate.report.episodes import gold_tasks
-from mcpagent.evaluate.report.numbers import percent, points, points_interval
+from mcpagent.evaluate.report.numbers import change, percent
 from mcpagent.evaluate.report.run_data import AFTER, RunView, choose, flatten, read_run
 from mcpagent.evaluate.report.tables import (
     breakdown_tables,
@@ -107,7 +107,7 @@ def _tiles(run: RunView, document: ReportDocument) -> list[JsonObject]:
             continue
         details = [f"{row.after.n} tasks"]
         if row.difference is not None:
-            details.insert(0, f"{points(row.difference.value)} points {points_interval(row.difference)}")
+            details.insert(0, change(row.difference, " points"))
         if evaluation.unscored:
             counts = f"{evaluation.unscored} of {evaluation.n_episodes} episodes"
             details.append(f"{counts} unscored and counted as failed")

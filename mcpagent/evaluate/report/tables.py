@@ -1,14 +1,39 @@
-"""The tables of a report."""
+"""The tables of a report: columns, and rows of cells that one macro draws."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from mcpagent.core.records import JsonObject, Metric
 from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
 from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.figures import TREND_STEPS
-from mcpagent.evaluate.report.numbers import number
-from mcpagent.evaluate.report.table import Table, change, mean, rate, table
+from mcpagent.evaluate.report.numbers import ABSENT, change, mean, number, rate
 from mcpagent.tools.metrics import ToolMetrics
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts. A star marks a column of numbers, which stand to the right; `hint` says what a reader
+    needs to know first."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    hint: str
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, hint: str = ""
+) -> list[Table]:
+    """Return a table, or nothing without rows. None is shown as a dash."""
+    cells = [[_text(value) for value in row] for row in rows]
+    return [Table(title, columns, cells, hint)] if cells else []
+
+
+def _text(value: object) -> str:
+    return ABSENT if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def measures_table(document: ReportDocument) -> list[Table]:
@@ -17,7 +42,7 @@ def measures_table(document: ReportDocument) -> list[Table]:
         (r.label, *((rate if r.is_rate else mean)(m) for m in (r.before, r.after))) for r in document.measures
     ]
     hint = "Greedy unless marked. pass@k: at least one of k attempts succeeds; pass^k: all of them do."
-    return table("Other measures", ("Measure", "*Before", "*After"), rows, hint=hint)
+    return _table("Other measures", ("Measure", "*Before", "*After"), rows, hint=hint)
 
 
 def breakdown_tables(breakdown: Breakdown | None) -> list[Table]:
@@ -40,9 +65,9 @@ def breakdown_tables(breakdown: Breakdown | None) -> list[Table]:
         for kind, error in breakdown.errors.items()
     ]
     return [
-        *table("How it calls", ("Measure", "*Value", "*Tasks"), calls),
-        *table("Where it succeeds", ("By", "Part", "*Task success", "*Tasks"), slices),
-        *table("What went wrong", ("Kind", "What it is", "*Episodes", "Example"), errors),
+        *_table("How it calls", ("Measure", "*Value", "*Tasks"), calls),
+        *_table("Where it succeeds", ("By", "Part", "*Task success", "*Tasks"), slices),
+        *_table("What went wrong", ("Kind", "What it is", "*Episodes", "Example"), errors),
     ]
 
 
@@ -61,7 +86,7 @@ def terms_table(document: ReportDocument) -> list[Table]:
         "Means over the episodes of training steps. Terms without a weight are measured, and earn nothing. A "
         "term that goes against success has a negative correlation."
     )
-    return table(
+    return _table(
         "Reward terms", ("Term", "*Weight", first, last, "*Correlation with success"), rows, hint=hint
     )
 
@@ -81,13 +106,13 @@ def control_tables(document: ReportDocument) -> list[Table]:
     ]
     columns = ("Trained by", "What it does", "*CPU s", "*Success", "*Calls as planned", "*Reward", "*Calls")
     return [
-        *table(
+        *_table(
             "Controls",
             ("Control", "What it does", "*CPU s", "*Greedy", "*Sampled"),
             controls,
             hint="What else was tried with the same budget, evaluated on the same tasks: task success.",
         ),
-        *table(
+        *_table(
             "Right, but wasteful",
             columns,
             wasteful,
@@ -118,7 +143,7 @@ def certificate_table(figures: JsonObject) -> list[Table]:
         f"{attacks['succeeded']} of {attacks['episodes']} attacks on the reward succeeded on them."
     )
     columns = ("Side", "*Episodes", "*Tokens", "*Success", "*The run against it")
-    return table("Certificate", columns, rows, hint=hint)
+    return _table("Certificate", columns, rows, hint=hint)
 
 
 def tools_table(document: ReportDocument) -> list[Table]:
@@ -139,7 +164,7 @@ def tools_table(document: ReportDocument) -> list[Table]:
         "Restarts are those of the whole server."
     )
     columns = ("Tool", "*Calls", "*p50 ms", "*p95 ms", "Errors", "*Cut", "*Repeats", "*Secrets", "*Restarts")
-    return table("Tools", columns, rows, hint=hint)
+    return _table("Tools", columns, rows, hint=hint)
 
 
 def _words(name: str) -> str:

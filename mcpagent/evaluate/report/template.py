@@ -68,7 +68,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for shown in (numbers.percent, numbers.points, numbers.number, numbers.p_value):
+    for shown in (numbers.number, numbers.p_value, numbers.rate, numbers.change):
         environment.filters[shown.__name__] = shown
     environment.filters["cut"] = _cut
     return environment

@@ -11,7 +11,7 @@ from mcpagent.core.records import Record
 from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.intervals import unpaired_difference
-from mcpagent.evaluate.report.numbers import number, percent, percent_interval, points, points_interval
+from mcpagent.evaluate.report.numbers import change, number, percent, rate
 from mcpagent.evaluate.report.run_data import AFTER, BEFORE, RunView
 from mcpagent.evaluate.summary import EvalResult
 
@@ -58,7 +58,7 @@ def _completion(run: RunView) -> Verdict:
     metric = evaluation.metrics["task_success"] if evaluation else None
     if metric is None or metric.value is None or metric.ci_low is None:
         return _verdict(name, "not measured", _no_evaluation(run, "of the trained model"), rule)
-    evidence = f"{percent(metric.value)} {percent_interval(metric)} of {metric.n} tasks"
+    evidence = f"{rate(metric)} of {metric.n} tasks"
     return _verdict(name, _outcome(metric.ci_low > COMPLETION), evidence, rule)
 
 
@@ -75,7 +75,7 @@ def _improvement(run: RunView) -> Verdict:
     if gain.value is None or gain.ci_low is None or gain.ci_high is None:
         return _verdict(name, "not measured", "too few tasks for an interval", rule)
     evidence = (
-        f"{points(gain.value)} points {points_interval(gain)}; "
+        f"{change(gain, ' points')}; "
         f"{comparison.wins} tasks won, {comparison.losses} lost, {comparison.ties} unchanged"
     )
     return _verdict(name, _outcome(gain.ci_low > 0), evidence, rule)
