@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -77,16 +76,6 @@ class Cost(Record):
     update_cpu_s: float
 
 
-class EpisodeCounts(Record):
-    """The stored episodes of one file."""
-
-    episodes: int
-    successes: int
-    failures: int
-    unscored: int
-    stop_reasons: dict[str, int]
-
-
 class ReportDocument(Record):
     """All figures of a report."""
 
@@ -107,7 +96,6 @@ class ReportDocument(Record):
     wasteful: tuple[Control, ...]
     certified: JsonObject = {}
     tools: PoolMetrics | None
-    episodes: dict[str, EpisodeCounts]
     manifest: JsonObject
     config: JsonObject
     evaluations: dict[str, JsonObject]  # the provenance of each
@@ -132,7 +120,6 @@ def document_of(run: RunView) -> ReportDocument:
         wasteful=tuple(run.wasteful),
         certified=run.certified,
         tools=run.tool_metrics,
-        episodes=_episode_counts(run),
         manifest=run.manifest,
         config=run.config,
         evaluations={name: e.provenance for name, e in run.evaluations.items()},
@@ -250,17 +237,3 @@ def _cost(run: RunView) -> Cost:
         rollout_cpu_s=rollout_cpu_s,
         update_cpu_s=update_cpu_s,
     )
-
-
-def _episode_counts(run: RunView) -> dict[str, EpisodeCounts]:
-    counts: dict[str, EpisodeCounts] = {}
-    for stem, file in sorted(run.episodes.files.items()) if run.episodes is not None else ():
-        outcomes = Counter(row["outcome"] for row in file.rows)
-        counts[stem] = EpisodeCounts(
-            episodes=len(file.rows),
-            successes=outcomes["success"],
-            failures=outcomes["failure"],
-            unscored=outcomes["unscored"],
-            stop_reasons=dict(sorted(Counter(row["stop"] for row in file.rows).items())),
-        )
-    return counts

@@ -35,11 +35,10 @@ def episode_html(
     return render("episode.html", shown=shown, gold=gold)
 
 
-def pair_view(pair: TaskPair, labels: tuple[str, str]) -> JsonObject:
-    """Return one task with its attempts before and after training, below `labels`, for the template."""
-    attempts = zip(labels, (pair.before, pair.after), strict=True)
-    sides = [_side(label, trajectory) for label, trajectory in attempts if trajectory is not None]
-    return {"question": question(sides[-1]["trajectory"]), "sides": sides}
+def pair_view(pair: TaskPair) -> JsonObject:
+    """Return one task with its attempts before and after training, for the template."""
+    sides = [_side("Before training", pair.before), _side("After training", pair.after)]
+    return {"question": question(pair.after), "sides": sides}
 
 
 def token_pieces(run_dir: Path) -> Pieces | None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from mcpagent.core.matching import argument_score, match_rules, resolve_params, resolve_rules, same_tool
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import PlanStep, Task
+from mcpagent.core.tasks import Task
 from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolCall
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
@@ -66,8 +64,8 @@ class NonceCount:
 
 @dataclass(frozen=True)
 class EpisodeFile:
-    """What is kept of one file of trajectories. `first_attempts` are whole, by task; of the files of training
-    steps only the newest keeps them."""
+    """What is kept of one file of trajectories. `first_attempts` are whole, by task; the files of training
+    steps keep none."""
 
     path: Path
     signature: tuple[int, int]  # time of the last change (ns) and size (bytes)
@@ -83,25 +81,17 @@ class EpisodeFiles:
         self._folder = folder
         self.files: dict[str, EpisodeFile] = {}
 
-    def refresh(self) -> list[str]:
-        """Read the files that are new or have changed, forget those that are gone; return the stems of all of
-        these. Raises UserError for a file that cannot be read."""
+    def refresh(self) -> None:
+        """Read the files that are new or have changed, and forget those that are gone. Raises UserError for a
+        file that cannot be read."""
         paths = {path.name.split(".", 1)[0]: path for path in self._records()}
-        changed = [stem for stem in self.files if stem not in paths]
-        for stem in changed:
-            del self.files[stem]
-        newest = max((stem for stem in paths if _STEP.fullmatch(stem)), default=None)
+        self.files = {stem: file for stem, file in self.files.items() if stem in paths}
         for stem, path in sorted(paths.items()):
             status = path.stat()
             signature = (status.st_mtime_ns, status.st_size)
             stored = self.files.get(stem)
             if stored is None or stored.signature != signature:
-                keeps = stem == newest or not _STEP.fullmatch(stem)
-                self.files[stem] = _read(path, signature, keeps_attempts=keeps)
-                changed.append(stem)
-            elif stem != newest and _STEP.fullmatch(stem):
-                stored.first_attempts.clear()
-        return changed
+                self.files[stem] = _read(path, signature, keeps_attempts=not _STEP.fullmatch(stem))
 
     @property
     def nonces(self) -> NonceCount:
@@ -150,54 +140,26 @@ def gold_tasks(config: JsonObject, task_ids: set[str] | None = None) -> dict[str
 
 @dataclass(frozen=True)
 class GoldCall:
-    """A gold call of a task, `server.tool({...})`, and what an episode made of it: `exact`, `called` with the
-    `differing` arguments, each as the call had it, or `missing`; nothing if no call is right."""
+    """A gold call of a task, `server.tool({...})`, and what an episode made of it: `exact`, `called` with
+    other arguments, or `missing`; nothing if no call is right."""
 
     text: str
     outcome: str
-    differing: tuple[str, ...] = ()
 
 
 def gold_calls(task: Task, trajectory: Trajectory) -> list[GoldCall]:
     """Compare the gold calls of a task with the calls of an episode, matched as the reward matches them."""
     if task.truth.abstain:
         return [GoldCall(text, "") for text in gold_plan(task)]
-    plan = task.truth.tool_sequence
     calls = [
         RecordedCall(turn=turn.index, user_turn=turn.user_turn, call=call, result=result)
         for turn in trajectory.turns
         for call, result in zip(turn.tool_calls, turn.tool_results, strict=False)
         if not result.is_search
     ]
-    assignment = assign(plan, calls)
-    compared: list[GoldCall] = []
-    for index, (step, text) in enumerate(zip(plan, gold_plan(task), strict=True)):
-        place = assignment.credited_call.get(index)
-        if index in assignment.exact or place is None:
-            compared.append(GoldCall(text, "exact" if index in assignment.exact else "missing"))
-        else:
-            made = calls[place].call
-            compared.append(GoldCall(text, "called", _differing(step, made, assignment.results)))
-    return compared
-
-
-def _differing(step: PlanStep, made: ToolCall, results: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the arguments of a call that the gold call does not accept, and those that it lacks."""
-    gold = next((g for g in (step, *step.alternatives) if same_tool(g, made)), step)
-    params = resolve_params(gold.params, results)
-    rules = resolve_rules(match_rules(step, gold), results)
-    differing: list[str] = []
-    for name in dict.fromkeys([*params, *made.arguments]):
-        score = argument_score(
-            {name: params[name]} if name in params else {},
-            {name: rules[name]} if name in rules else {},
-            {name: made.arguments[name]} if name in made.arguments else {},
-        )
-        if score < 1:
-            given = made.arguments.get(name)
-            said = json.dumps(given, ensure_ascii=False) if name in made.arguments else "not given"
-            differing.append(f"{name}: {said}")
-    return tuple(differing)
+    assignment = assign(task.truth.tool_sequence, calls)
+    outcomes = dict.fromkeys(assignment.credited_call, "called") | dict.fromkeys(assignment.exact, "exact")
+    return [GoldCall(text, outcomes.get(i, "missing")) for i, text in enumerate(gold_plan(task))]
 
 
 def gold_plan(task: Task) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from pydantic import Field
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.evaluate.report.numbers import number, percent
 from mcpagent.evaluate.report.run_data import RunView
-from mcpagent.evaluate.report.verdicts import kl_limit
 from mcpagent.reward.rule import WEIGHTS
 
 TREND_STEPS = 5  # trailing mean, drawn over the raw points
@@ -29,7 +28,6 @@ class ChartSpec:
     lines: Mapping[str, str]
     percent: bool = False
     trend: bool = False
-    bars: bool = False
     sparse: bool = False  # only some steps have a value
     without: str = ""  # the chart is for runs that do not have this metric
 
@@ -90,9 +88,7 @@ CHARTS: dict[str, ChartSpec] = {
         percent=True,
         trend=True,
     ),
-    "kl": ChartSpec(
-        "KL to the reference", "Nats per token; the dotted line is the limit of the verdict.", {"kl": "KL"}
-    ),
+    "kl": ChartSpec("KL to the reference", "Nats per token.", {"kl": "KL"}),
     "update": ChartSpec(
         "KL of one update",
         "Nats per token, from the policy that sampled to the updated one.",
@@ -108,11 +104,6 @@ CHARTS: dict[str, ChartSpec] = {
         "Sampler and trainer",
         "How far their logprobs are apart at the same weights, nats per token.",
         {"logprob_drift_mean": "mean", "logprob_drift_p99": "99th percentile"},
-    ),
-    "disagreement": ChartSpec(
-        "Sampler and trainer at their worst",
-        "The largest difference of their logprobs on one token, nats.",
-        {"logprob_drift_max": "largest difference"},
     ),
     "sampler_kl": ChartSpec(
         "KL of sampler and trainer", "Nats per token, at the same weights.", {"sampler_kl": "KL"}
@@ -142,7 +133,7 @@ CHARTS: dict[str, ChartSpec] = {
         percent=True,
     ),
     "cost": ChartSpec(
-        "Cost per step", "CPU seconds.", {"rollout_cpu_s": "rollouts", "update_cpu_s": "update"}, bars=True
+        "Cost per step", "CPU seconds.", {"rollout_cpu_s": "rollouts", "update_cpu_s": "update"}
     ),
     "memory": ChartSpec("Memory", "Resident memory of the process, MiB.", {"rss_mb": "resident"}),
 }
@@ -152,12 +143,12 @@ def charts(run: RunView) -> list[Chart]:
     """Return the charts for which the run has numbers, in reading order."""
     steps = [int(row["step"]) for row in run.steps]
     drawn: list[Chart] = []
-    for chart_id, spec in {**CHARTS, **_of_terms(run)}.items():
+    for chart_id, spec in CHARTS.items():
         lines = _lines(run, spec)
         if chart_id == "success" and len(lines) == 2 and lines[0][0].values == lines[1][0].values:
             lines = lines[:1]  # nothing dropped out: both are the same curve
         if lines and not (spec.without and run.values(spec.without)):
-            drawn.append(_chart(chart_id, spec, steps, lines, kl_limit(run) if chart_id == "kl" else None))
+            drawn.append(_chart(chart_id, spec, steps, lines))
     return drawn
 
 
@@ -178,46 +169,16 @@ def term_weights(run: RunView) -> dict[str, float]:
     return {name: float(w) for name, w in weights.items() if isinstance(w, int | float) and w}
 
 
-def _of_terms(run: RunView) -> dict[str, ChartSpec]:
-    """Return the charts of the weighted reward terms, as many as there are colours."""
-    reported = {key for row in run.steps for key in row if key.startswith("reward_")}
-    names = [name for name in term_weights(run) if f"reward_{name}" in reported][: len(COLOURS)]
-    return {
-        "terms": ChartSpec(
-            "Reward terms",
-            "Mean over a step's scored episodes, before their weights.",
-            {f"reward_{name}": name for name in names},
-        ),
-        "term_correlations": ChartSpec(
-            "Reward terms against success",
-            "Correlation of each term with success over a step's episodes; a gap if one is constant.",
-            {f"corr_{name}": name for name in names if name != "success"},
-        ),
-    }
-
-
-def _chart(
-    chart_id: str,
-    spec: ChartSpec,
-    steps: list[int],
-    lines: Sequence[tuple[Curve, str]],
-    limit: float | None,
-) -> Chart:
+def _chart(chart_id: str, spec: ChartSpec, steps: list[int], lines: Sequence[tuple[Curve, str]]) -> Chart:
     curves = tuple(curve for curve, _ in lines)
     traces = [trace for line in lines for trace in _traces(spec, *line, steps, alone=len(lines) == 1)]
     shown = [value for curve in curves for value in curve.values if value is not None]
     layout = _layout(is_rate=spec.percent, legend=len(lines) > 1, shown=shown)
     layout["xaxis"]["range"] = [steps[0] - 0.7, steps[-1] + 0.7]  # the same on every chart
-    note = spec.note
-    if limit is not None and max(shown) >= limit / 4:
-        layout["shapes"] = [_limit_line(limit)]
-        layout["yaxis"]["range"] = [0, 1.1 * max(limit, *shown)]
-    elif limit is not None:  # it would flatten the curve
-        note = f"Nats per token; the limit of the verdict, {limit:g}, is above the drawing."
     return Chart(
         id=chart_id,
         title=spec.title,
-        note=note,
+        note=spec.note,
         summary=_summary(spec, steps, curves),
         is_rate=spec.percent,
         curves=curves,
@@ -242,36 +203,23 @@ def fitting_axis(rates: Sequence[float]) -> list[float]:
     return [min(bottom, 0.99), max(top, 0.01)]
 
 
-def _hover(is_rate: bool) -> str:
-    return "%{y:.1%}" if is_rate else "%{y:.4~g}"
-
-
 def _traces(spec: ChartSpec, curve: Curve, colour: str, steps: list[int], *, alone: bool) -> list[JsonObject]:
-    values = list(curve.values)
-    common: JsonObject = {"x": steps, "name": curve.label, "hovertemplate": _hover(spec.percent)}
-    if spec.bars:
-        return [{**common, "type": "bar", "y": values, "marker": {"color": colour}}]
-    stroke: JsonObject = {"color": colour, "width": 2}
-    if spec.sparse:
-        reported = [(x, y) for x, y in zip(steps, values, strict=True) if y is not None]
-        points = {"x": [x for x, _ in reported], "y": [y for _, y in reported], "mode": "lines+markers"}
-        return [{**common, "type": "scatter", **points, "line": stroke, "marker": {"color": colour}}]
+    hover = "%{y:.1%}" if spec.percent else "%{y:.4~g}"
+    common: JsonObject = {"type": "scatter", "x": steps, "name": curve.label, "hovertemplate": hover}
+    line: JsonObject = {
+        **common,
+        "mode": "lines+markers",  # no line would show a point between gaps
+        "line": {"color": colour, "width": 2},
+        "marker": {"color": colour, "size": 4},
+    }
     if not spec.trend:
-        return [{**common, **_line(values), "line": stroke}]
-    trend: JsonObject = {**common, **_line(trailing_mean(values)), "line": stroke}
+        return [{**line, "y": list(curve.values), "connectgaps": spec.sparse}]
+    trend: JsonObject = {**line, "y": trailing_mean(curve.values)}
     if not alone:
         return [trend]
-    trend["name"] = f"mean of {TREND_STEPS}"
     marker: JsonObject = {"color": colour, "size": 5, "opacity": 0.45}
-    return [{**common, "type": "scatter", "mode": "markers", "y": values, "marker": marker}, trend]
-
-
-def _line(values: Sequence[float | None]) -> JsonObject:
-    """Return a curve with gaps. A point without neighbours is a mark: no line would show it."""
-    line: JsonObject = {"type": "scatter", "mode": "lines", "y": values}
-    triples = zip([None, *values], values, [*values[1:], None], strict=False)
-    sizes = [5 if (a, c) == (None, None) and b is not None else 0 for a, b, c in triples]
-    return {**line, "mode": "lines+markers", "marker": {"size": sizes}} if any(sizes) else line
+    points: JsonObject = {**common, "mode": "markers", "y": list(curve.values), "marker": marker}
+    return [points, {**trend, "name": f"mean of {TREND_STEPS}", "mode": "lines"}]
 
 
 def _layout(*, is_rate: bool, legend: bool, shown: Sequence[float]) -> JsonObject:
@@ -295,21 +243,8 @@ def _layout(*, is_rate: bool, legend: bool, shown: Sequence[float]) -> JsonObjec
         "hoverlabel": {"bgcolor": "--card", "bordercolor": "--grid", "font": {"color": "--ink"}},
         "showlegend": legend,
         "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
-        "barmode": "stack",
         "xaxis": {**axis, "showgrid": False, "nticks": 8, "title": {"text": "step", "standoff": 6}},
         "yaxis": y,
-    }
-
-
-def _limit_line(limit: float) -> JsonObject:
-    return {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": limit,
-        "y1": limit,
-        "line": {"color": "--fail", "width": 1.5, "dash": "dot"},
     }
 
 

@@ -63,7 +63,6 @@ def page_html(run: RunView) -> str:
 
 def summary_html(run: RunView, document: ReportDocument) -> tuple[str, JsonObject]:
     """Return the sections above the list of episodes, and the figures of their charts by id."""
-    labels = ("Before training", "While training" if run.episodes_from else "After training")
     summary = render(
         "report.html",
         document=document,
@@ -75,8 +74,8 @@ def summary_html(run: RunView, document: ReportDocument) -> tuple[str, JsonObjec
             *certificate_table(document.certified),
             *tools_table(document),
         ],
-        pairs=[pair_view(pair, labels) for pair in choose(run.pairs)],
-        pairs_hint=_pairs_hint(run),
+        pairs=[pair_view(pair) for pair in choose(run.pairs)],
+        split=run.split,
     )
     return summary, {chart.id: chart.figure for chart in document.charts}
 
@@ -121,17 +120,6 @@ def _tiles(run: RunView, document: ReportDocument) -> list[JsonObject]:
         )
     cost = cost_text(document.cost)
     return [*tiles, {"label": "Training steps", "before": "", "value": f"{len(run.steps):,}", "detail": cost}]
-
-
-def _pairs_hint(run: RunView) -> str:
-    if run.episodes_from == "demonstrations":
-        return "No evaluation is stored with the run; these are demonstrations that it learned from."
-    if run.episodes_from:
-        return f"No evaluation is stored with the run; these are episodes of {run.episodes_from}, its last."
-    return (
-        f"The same {run.split} task before and after training: what was learned, what still fails, what got "
-        "worse. A result is shown as the model saw it."
-    )
 
 
 def _episodes(run: RunView) -> tuple[JsonObject, JsonObject, int]:

@@ -48,11 +48,10 @@ class Control(OpenRecord):
 
 @dataclass(frozen=True)
 class TaskPair:
-    """First attempts at one task before and after training; either may be absent."""
+    """First attempts at one task before and after training."""
 
-    task_id: str
-    before: Trajectory | None
-    after: Trajectory | None
+    before: Trajectory
+    after: Trajectory
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ class RunView:
     config: JsonObject = field(default_factory=dict)
     evaluations: dict[str, EvalResult] = field(default_factory=dict)  # by side; others by their file's stem
     validations: dict[str, EvalResult] = field(default_factory=dict)  # those of steps, while it trained
-    episodes_from: str = ""  # the source of `pairs`, if that is no evaluation
     controls: list[Control] = field(default_factory=list)
     wasteful: list[Control] = field(default_factory=list)
     certified: JsonObject = field(default_factory=dict)  # the figures of its certificate
@@ -111,7 +109,6 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
     evaluations, validations, sources = _sides(read_evaluations(run_dir / "eval"))
     episodes = EpisodeFiles(run_dir / "trajectories") if episodes is None else episodes
     episodes.refresh()
-    pairs, episodes_from = _pairs(episodes, sources)
     told = next((row["tool_metrics"] for row in reversed(steps) if "tool_metrics" in row), None)
     return RunView(
         path=run_dir,
@@ -121,11 +118,10 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
         config=parse_yaml(config_text, config_path),
         evaluations=evaluations,
         validations=validations,
-        episodes_from=episodes_from,
         controls=_read_controls(run_dir / "eval" / "controls.json"),
         wasteful=_read_controls(run_dir / "eval" / "wasteful.json"),
         certified=_certified(run_dir / "certificate" / CERTIFICATE),
-        pairs=pairs,
+        pairs=_pairs(episodes, sources),
         nonces=episodes.nonces,
         episodes=episodes,
         tool_metrics=None
@@ -253,28 +249,13 @@ def _bad_file(path: Path, message: str) -> UserError:
     return UserError(message, where=str(path), remedy="write the file again, or delete it")
 
 
-def _pairs(episodes: EpisodeFiles, sources: dict[str, str]) -> tuple[list[TaskPair], str]:
-    """Return first attempts by task and side, and their source if no evaluation has any: the last training
-    step, or the demonstrations."""
+def _pairs(episodes: EpisodeFiles, sources: dict[str, str]) -> list[TaskPair]:
+    """Return the tasks that the evaluations before and after training both have."""
     greedy = any(side in sources for side in (BEFORE, AFTER))
-    stems = {
-        name: side
-        for side in (BEFORE, AFTER)
-        if (source := sources.get(side if greedy else side + SAMPLED)) is not None
-        for name in (source, f"eval_{source}")
-    }
-    sides: dict[str, dict[str, Trajectory]] = {BEFORE: {}, AFTER: {}}
-    for stem, file in sorted(episodes.files.items()):
-        if (side := stems.get(stem)) is not None:
-            sides[side] = file.first_attempts | sides[side]
-    before, after = sides[BEFORE], sides[AFTER]
-    steps = [stem for stem in episodes.files if re.fullmatch(r"step-\d+", stem)]
-    last = max(steps) if steps else "demonstrations" if "demonstrations" in episodes.files else None
-    episodes_from = ""
-    if not before and not after and last is not None:
-        after, episodes_from = episodes.files[last].first_attempts, last
-    task_ids = sorted(before.keys() | after.keys())
-    return [TaskPair(task_id=t, before=before.get(t), after=after.get(t)) for t in task_ids], episodes_from
+    stems = [sources.get(side if greedy else side + SAMPLED) for side in (BEFORE, AFTER)]
+    files = [episodes.files.get(f"eval_{stem}") or episodes.files.get(str(stem)) for stem in stems]
+    before, after = ({} if file is None else file.first_attempts for file in files)
+    return [TaskPair(before[name], after[name]) for name in sorted(before.keys() & after.keys())]
 
 
 # (succeeded before, succeeded after, how many are shown): learned, still failing, got worse, always right.
@@ -282,34 +263,16 @@ FATES = ((False, True, 3), (False, False, 2), (True, False, 2), (True, True, 1))
 
 
 def choose(pairs: Sequence[TaskPair]) -> list[TaskPair]:
-    """Return a handful of tasks, failures and regressions included, the hardest first within each outcome.
-
-    Without tasks that have both sides: up to three successes and three failures of the side that is there.
-    """
-    ranked = sorted(pairs, key=lambda p: (-_difficulty(p), p.task_id))
-    both = [p for p in ranked if p.before is not None and p.after is not None]
+    """Return a handful of tasks, failures and regressions included, the hardest first within each outcome."""
+    ranked = sorted(pairs, key=lambda pair: -_difficulty(pair.after))
     shown: list[TaskPair] = []
-    if both:
-        for before, after, count in FATES:
-            fate = [p for p in both if (_succeeded(p.before), _succeeded(p.after)) == (before, after)]
-            shown += fate[:count]
-    else:
-        for success in (True, False):
-            shown += [p for p in ranked if _succeeded(p.after or p.before) is success][:3]
+    for *fate, count in FATES:
+        shown += [p for p in ranked if [p.before.is_success, p.after.is_success] == fate][:count]
     return shown
 
 
-def _difficulty(pair: TaskPair) -> int:
-    trajectory = pair.after or pair.before
-    return (
-        COMPLEXITIES.index(trajectory.complexity)
-        if trajectory and trajectory.complexity in COMPLEXITIES
-        else -1
-    )
-
-
-def _succeeded(trajectory: Trajectory | None) -> bool | None:
-    return None if trajectory is None else trajectory.is_success
+def _difficulty(trajectory: Trajectory) -> int:
+    return COMPLEXITIES.index(trajectory.complexity) if trajectory.complexity in COMPLEXITIES else -1
 
 
 def flatten(value: object, prefix: str = "") -> list[tuple[str, str]]:

@@ -63,22 +63,11 @@ def test_a_missing_or_infinite_value_is_a_gap_and_not_a_zero() -> None:
     assert chart.summary == "Entropy: entropy 0.500 at step 1, 0.200 at step 4"
 
 
-def test_a_point_between_gaps_is_a_mark_and_so_is_the_only_step() -> None:
+def test_a_point_between_gaps_is_a_mark() -> None:
     rows: list[dict[str, object]] = [{"step": 1, "entropy": 0.5}, {"step": 2}, {"step": 3, "entropy": 0.5}]
-    rows += [{"step": 4}, {"step": 5, "entropy": 0.5}, {"step": 6, "entropy": 0.5}]
-    for steps, sizes in ((rows, [5, 0, 5, 0, 0, 0]), (rows[:1], [5])):
-        (chart,) = charts(_run(steps))
-        (trace,) = chart.figure["data"]
-        assert (trace["mode"], trace["marker"]["size"]) == ("lines+markers", sizes)
-        go.Figure(_resolved(chart.figure))
-
-
-def test_the_kl_limit_is_drawn_where_the_curve_comes_near_it() -> None:
-    (near,) = charts(_run([{"step": 1, "kl": 0.2}]))
-    (far,) = charts(_run([{"step": 1, "kl": 0.01}]))
-    assert near.figure["layout"]["shapes"][0]["y0"] == 0.5
-    assert "shapes" not in far.figure["layout"]
-    assert "0.5" in far.note
+    (chart,) = charts(_run(rows))
+    (trace,) = chart.figure["data"]
+    assert trace["mode"] == "lines+markers" and not trace["connectgaps"]
 
 
 def test_trailing_mean_looks_back_only_and_skips_gaps() -> None:
@@ -117,15 +106,4 @@ def test_validations_are_points_at_the_steps_that_had_one() -> None:
     rows: list[JsonObject] = [{"step": i} for i in range(1, 5)]
     rows[1]["validation_success_all"], rows[3]["validation_success_all"] = 0.25, 0.5
     (trace,) = drawn(rows)["validation"].figure["data"]
-    assert (trace["x"], trace["y"], trace["mode"]) == ([2, 4], [0.25, 0.5], "lines+markers")
-
-
-def test_reward_terms_with_a_weight_are_drawn_with_their_correlations() -> None:
-    rows: list[JsonObject] = [
-        {"step": i, "reward_success": 0.5, "reward_mine": 0.1 * i, "corr_mine": -0.4, "reward_S": 0.2}
-        for i in (1, 2)
-    ]
-    config: JsonObject = {"reward": {"weights": {"mine": 0.2, "partial": 0}}}
-    drawn = {chart.id: chart for chart in charts(RunView(path=Path("run"), steps=rows, config=config))}
-    assert [curve.label for curve in drawn["terms"].curves] == ["success", "mine"]
-    assert drawn["term_correlations"].curves[0].values == (-0.4, -0.4)
+    assert (trace["y"], trace["connectgaps"]) == ([None, 0.25, None, 0.5], True)

@@ -27,13 +27,6 @@ def test_the_json_has_every_figure_of_the_page(tmp_path: Path) -> None:
     kl = next(chart for chart in document.charts if chart.id == "kl")
     assert kl.curves[0].values == tuple(step_row(i)["kl"] for i in range(1, 31))
     assert document.cost.episodes == 30 * 96 and document.cost.tokens == 30 * 21_000
-    assert document.episodes["eval_trained"].model_dump() == {
-        "episodes": 48,
-        "successes": 42,
-        "failures": 6,
-        "unscored": 0,
-        "stop_reasons": {"answered": 48},
-    }
     assert {v.outcome for v in document.verdicts} == {"pass"} and len(document.verdicts) == 7
     assert document.tools is not None and document.tools.servers[0].tools[0].calls == 1200
     assert [c.name for c in document.controls] == ["random rewards", "more demonstrations"]

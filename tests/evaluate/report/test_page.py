@@ -190,7 +190,7 @@ def test_an_evaluation_without_its_before_side_stands_alone(tmp_path: Path) -> N
     write_evaluation(tmp_path, "other_model", episodes, temperature=0.0)
     page = _Page(write_report(tmp_path).read_text())
     assert "90.0%" in page.text and "other_model" in page.text
-    assert "Before training" not in page.text and "After training" in page.text
+    assert "Before training" not in page.text and "Trajectories" not in page.text
 
 
 def test_the_torn_last_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def _set(name: str, value: str) -> str:
     )
 
 
-def test_each_gold_call_says_whether_it_was_made_and_which_arguments_differ() -> None:
+def test_each_gold_call_says_whether_it_was_made() -> None:
     """As the reward matches them: a reference is resolved, an acceptable set is accepted."""
     plan = [
         {"step": 1, "server": "polygon", "tool": "get_aggs", "params": {"ticker": "AAPL", "date": "d1"}},
@@ -384,11 +384,9 @@ def test_each_gold_call_says_whether_it_was_made_and_which_arguments_differ() ->
     first = turn(0, "a", calls=[call(0, ticker="AAPL", date="d1")], results=[result(0, '{"close": 7}')])
     made = call(1, ticker="apple", date="<i>8", more=True)
     episode = trajectory("t", success=0.0, turns=[first, turn(1, "b", calls=[made], results=[result(1)])])
-    compared = gold_calls(gold, episode)
-    assert [each.outcome for each in compared] == ["exact", "called", "missing"]
-    assert compared[1].differing == ('date: "<i>8"', "more: true")
+    assert [each.outcome for each in gold_calls(gold, episode)] == ["exact", "called", "missing"]
     html = episode_html(episode, label="here", task=gold)
-    for text in ("✓ made", "✗ other arguments", "✗ not made", "date: &#34;&lt;i&gt;8&#34;"):
+    for text in ("✓ made", "✗ other arguments", "✗ not made"):
         assert text in html, text
     assert "<i>" not in html
     none = task("n", tool_sequence=[], abstain=True)
