@@ -43,7 +43,6 @@ _WEIGHTS = {
     "single": 2, "chain": 8, "both": 6,
     "missing_entity": 0.8, "missing_function": 0.3, "unrelated": 0.2, "forbidden": 0.2,
 }  # fmt: skip
-_CALCULATED = frozenset(("difference", "sum", "most"))
 _MOST_CALLS = 3
 _COUNTED = re.compile(r"\[\d+\]|\b(?:word|rest|number|find)\(")
 
@@ -113,7 +112,7 @@ def is_within_reach(walk: Walk) -> bool:
     answers = walk.answer.values if walk.answer else ()
     references = [*answers, *(reference for step in walk.steps for _, reference in step.links)]
     return (
-        walk.shape not in _CALCULATED
+        walk.shape != "most"
         and len(walk.steps) <= _MOST_CALLS
         and all(_is_named(each, walk) for each in references)
     )
@@ -149,7 +148,7 @@ class Subjects:
 
     def named(self, walk: Walk) -> list[str]:
         """Return the subjects that the question of a walk names."""
-        calls = ((step.fact.spec.dotted, step.params(step.fact.arguments)) for step in walk.steps)
+        calls = ((step.fact.spec.dotted, step.params) for step in walk.steps)
         return [subject for call in calls if (subject := self.of_call(*call)) is not None]
 
 

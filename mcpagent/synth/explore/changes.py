@@ -278,12 +278,8 @@ def draw_change(
         for number, (_, other) in enumerate(others):
             about = replaced_in(about, f"\0{number}", other)
         reads.append(Fact(read.spec, about))
-    existing = {
-        slots.slots[number].parameter: questions.kind_of(change.spec, slots.slots[number].name)
-        for number in slots.existing
-    }
     new = next((str(v) for n, v in enumerate(values) if slots.is_new(n)), "")
-    wish = questions.wish_of(change.spec, arguments, existing)
+    wish = questions.wish_of(change.spec, arguments)
     step = Step(Fact(change.spec, arguments))
     return Walk("state_change", "changed", (step,), wish, reads=tuple(reads), invented=new)
 

@@ -25,8 +25,8 @@ SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 @dataclass(frozen=True)
 class Fact:
-    """A call that gave an answer of its own. `page` is more than 1 if its arguments say how far to go on in
-    the answer of a call before it; `is_whole`: the lists of the answer are all that there is."""
+    """A call that gave an answer of its own. Nothing is asked of a `page` after the first, which nobody could
+    name; `is_whole`: the lists of the answer are all that there is."""
 
     spec: ToolSpec
     arguments: JsonObject
@@ -130,7 +130,7 @@ class ToolGraph:
     def add(self, fact: Fact) -> None:
         """Keep a fact."""
         self.facts.append(fact)
-        for value, leaf, prefix in given_by(fact):
+        for value, leaf, prefix in given_by(fact) if fact.page == 1 else ():
             self._givers.setdefault(value, []).append((fact, leaf, prefix))
 
     def leave_out(self, silence: Silence) -> None:
@@ -175,15 +175,15 @@ class ToolGraph:
 
 
 def _may_feed(source: Fact, leaf: Leaf, target: Fact, parameter: str, value: str | int) -> bool:
-    """Whether a value leads on: where a list goes on it is for that list alone, what a tool works out of two
-    values is not put into it again, and a number is for a parameter of its name that is no bound."""
-    is_same = source.spec.dotted == target.spec.dotted
+    """Whether a value leads on: where a list goes on does not, what a tool works out of two values is not put
+    into it again, and a number is for a parameter of its name that is no bound."""
     if is_paging(parameter, value) or is_cursor(leaf.name):
-        return is_same
+        return False
     if isinstance(value, int) and (
         _BOUNDS & {*name_words(parameter)} or not is_number_for(source.spec, leaf, target.spec, parameter)
     ):
         return False
+    is_same = source.spec.dotted == target.spec.dotted
     return not (is_same and leaf.expression in ("@.result", "@.text") and len(target.arguments) > 1)
 
 

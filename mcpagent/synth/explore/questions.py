@@ -2,7 +2,7 @@
 
     the captain of ship Mistral            a field of a thing, which is named with its kind
     the author of the first comment of task 12
-    the number of ships with tons over 500
+    the number of ships of captain Lito
 
 Natural wording is a language model's job (`gen-data --rewrite`, `explore/rewrite.py`): nothing here knows
 more of English than the plural.
@@ -18,7 +18,8 @@ from random import Random
 from typing import Any
 
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.graph import Edge, Fact, scalars
+from mcpagent.reward.reading import units_of
+from mcpagent.synth.explore.graph import SELECT, Edge, Fact, scalars
 from mcpagent.synth.explore.leaves import NEAR, Leaf, Level, is_naming
 from mcpagent.synth.explore.paging import is_cursor, is_paging
 from mcpagent.synth.explore.words import (
@@ -49,18 +50,7 @@ WISHES = ("{wish}.", "please {wish}.", "{wish}, please.", "can you {wish}?", "I 
 NAMED = ("{thing}", "I mean {thing}.", "{thing}, please.", "sorry, {thing}.")
 _ORDINALS = ("first", "second", "third")
 _NAMES = 5  # words of a value that stands in a sentence without quotes
-_NOT_SEVERAL = words_of(
-    "status address series species means news sales earnings expenses funds savings goods lens gps"
-)
-UNITS = words_of("kg g t ly km m cm mm mi ft l ml s ms min h usd eur gbp chf mb gb kb kwh mw percent")
-_SQL = re.compile(r"\s*SELECT\s.*?\sFROM\s+[\"'`\[]?(?P<table>\w+)", re.I | re.S)
-_LABELS = IDENTIFIERS | words_of("year version page")
-# Rates and levels: two of them may be compared, but their sum says nothing.
-_NOT_ADDED = words_of(
-    "rating rate ratio percent percentage share price per average mean median temperature depth height "
-    "altitude elevation width level speed age year years interval score rank grade index humidity pressure "
-    "m cm mm ft dl c mps kmh"
-)
+_LABELS = IDENTIFIERS | words_of("year version page")  # numbers of which more is not more of something
 _YEARS = range(1000, 2101)
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 
@@ -71,9 +61,8 @@ DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 def ask(goal: str, rng: Random) -> str:
     """Return a question for what a noun says: `the captain of ship Mistral`."""
     bare = goal.removeprefix("the ")
-    head = re.split(" (?:of|in|for|on|with) ", bare)[0]
-    are = "are" if is_several(head.rpartition(" ")[2]) else "is"
-    return framed(_FRAMES, rng, goal=goal, are=are, bare=bare)
+    head = bare.partition(" of ")[0].rpartition(" ")[2]
+    return framed(_FRAMES, rng, goal=goal, are="are" if is_several(head) else "is", bare=bare)
 
 
 def framed(frames: Sequence[str], rng: Random, **parts: str) -> str:
@@ -87,7 +76,12 @@ def joined(texts: Sequence[str]) -> str:
     return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
 
 
-# Values and things
+def is_several(word: str) -> bool:
+    """Return whether a noun names several things."""
+    return word != singular(word)
+
+
+# Things
 
 
 def said_value(value: Any) -> str:
@@ -112,40 +106,32 @@ def kind_of(spec: ToolSpec, parameter: str) -> str:
     return singular(topic(spec).rpartition(" ")[2])
 
 
+def named(kind: str, value: Any) -> str:
+    """Return a thing with its kind: `ship Mistral`; a free text in quotes, a table that is read in SQL by its
+    name."""
+    if table := table_of(value):
+        return f"table {table}"
+    if kind or not isinstance(value, str):
+        return f"{kind} {said_value(value)}".strip()
+    return json.dumps(value, ensure_ascii=False)
+
+
+def table_of(value: Any) -> str:
+    """Return the table that an argument in SQL reads; empty for others."""
+    return value.removeprefix(SELECT) if isinstance(value, str) and value.startswith(SELECT) else ""
+
+
 def thing_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
     """Return what a call is about: its arguments, each with its kind, some by a phrase `instead` of them:
-    `ship Mistral`, `city Paris with unit celsius`. Empty for a call without arguments."""
+    `ship Mistral`, `city Paris and unit celsius`. Empty for a call without arguments."""
     phrases = instead or {}
-    things: list[str] = []
-    details: list[str] = []
-    choices: list[str] = []
-    for name, value in fact.arguments.items():
-        if is_paging(name, value):
-            continue  # nobody asks for a part of a list
-        if name in phrases:
-            things.append(phrases[name])
-        elif table := table_of(value):
-            things.append(f"table {table}")
-        else:
-            first = spaced(name).partition(" ")[0]
-            if first in PLACES:
-                details.append(f"{first} {said_value(value)}")
-            elif DATE.fullmatch(str(value)) and spaced(name) in ("date", "day"):
-                details.append(f"on {value}")
-            elif not is_choice(fact.spec, name) and (not things or isinstance(value, str) or len(name) == 1):
-                things.append(named(kind_of(fact.spec, name), value))
-            else:
-                choices.append(f"{spaced(name)} {said_value(value)}")
-    if not things and not details and not phrases:
-        things, choices = choices[:1], choices[1:]
-    rest = f" with {joined(choices)}" if choices else ""
-    return f"{' '.join([joined(things), *details])}{rest}".strip()
-
-
-def named(kind: str, value: Any) -> str:
-    """Return a thing with its kind: `ship Mistral`; a free text in quotes."""
-    said = said_value(value)
-    return f"{kind} {said}" if kind else json.dumps(value, ensure_ascii=False)
+    return joined(
+        [
+            phrases.get(name) or named(kind_of(fact.spec, name), value)
+            for name, value in fact.arguments.items()
+            if not is_paging(name, value)  # nobody asks for a part of a list
+        ]
+    )
 
 
 def is_choice(spec: ToolSpec, parameter: str) -> bool:
@@ -154,48 +140,42 @@ def is_choice(spec: ToolSpec, parameter: str) -> bool:
     return bool(schema.get("enum")) or schema.get("type") == "boolean"
 
 
-def table_of(value: Any) -> str:
-    """Return the table that an argument in SQL reads, by which a question names it; empty for others."""
-    match = _SQL.match(value) if isinstance(value, str) else None
-    return match["table"] if match else ""
+def within(what: str, about: str) -> str:
+    """Return `what` of a thing, or for a free text: `comment 7 of task 12`, `book Emma for "night"`."""
+    link = "for" if about.startswith('"') else "of"
+    return f"{what} {link} {about}" if about else what
 
 
 # Fields and items
 
 
+def unit_of(name: str) -> str:
+    """Return the unit that the name of a field ends with: `kg` for `weight_kg`."""
+    *before, last = spaced(name).split() or [""]
+    return last if before and units_of(last) else ""
+
+
 def field_of(leaf: Leaf, fact: Fact) -> str:
-    """Return what the field of a leaf is called: `weight in kg` for `weight_kg`, in quotes if it is no noun
-    (`"client since"`); for a whole answer what the tool is about. Empty if neither says anything."""
+    """Return what the field of a leaf is called: `weight in kg` for `weight_kg`, `number of berths` for
+    `berths` if it is a number, in quotes if it is no noun (`"client since"`); for a whole answer what the
+    tool is about. Empty if neither says anything."""
     names = [leaf.line] if leaf.line else [name for name in leaf.tail if name.lower() not in GENERIC]
     if not names:
         return "" if leaf.levels else topic(fact.spec)
-    words = spaced("_".join(names[-2:])).split()
-    if words[-1] in PLACES:  # but for the `to` of a relation
-        return "" if leaf.levels and len(words) == 1 else f'"{" ".join(words)}"'
-    if len(words) > 1 and words[-1] in UNITS:
-        words[-1:] = ["in", words[-1]]
-    return counted(" ".join(words), leaf.value)
-
-
-def counted(words: str, value: Any) -> str:
-    """Return `number of berths` for the field `berths` if its value is a number."""
-    first, _, rest = words.partition(" ")
-    if first in ("n", "num", "nr") and rest:
-        return f"number of {plural(rest)}"
-    last = words.rpartition(" ")[2]
-    is_count = type(value) is int and is_several(last) and last not in UNITS
-    return f"number of {words}" if is_count and " in " not in words and " of " not in words else words
-
-
-def is_several(word: str) -> bool:
-    """Return whether a noun names several things."""
-    return word.endswith("s") and not word.endswith(("ss", "us", "is")) and word not in _NOT_SEVERAL
+    words = spaced("_".join(names[-2:]))
+    *before, last = words.split()
+    if last in PLACES:  # but for the `to` of a relation
+        return "" if leaf.levels and not before else f'"{words}"'
+    if unit_of(words):
+        return f"{' '.join(before)} in {last}"
+    is_count = type(leaf.value) is int and is_several(last) and " of " not in words
+    return f"number of {words}" if is_count else words
 
 
 def item_kind(level: Level, fact: Fact) -> str:
     """Return what one item of a list is: `ship` of the list `ships`, else what the tool lists."""
     kind = singular(spaced(level.kind))
-    if kind and kind not in GENERIC and singular(kind) not in IDENTIFIERS:
+    if kind and kind not in GENERIC | IDENTIFIERS:
         return kind
     if table := next((table for _, text in fact.texts if (table := table_of(text))), ""):
         return singular(spaced(table))
@@ -214,32 +194,17 @@ def item_of(leaf: Leaf, fact: Fact, about: str) -> str | None:
             continue
         if level.key:
             item = f"{kind} {said_value(level.called)}"
-            is_told = said.endswith(said_value(level.called))
+            said = said if said.endswith(said_value(level.called)) else within(item, said)
         elif level.index < NEAR and about:
-            item, is_told = f"the {_ORDINALS[level.index]} {kind}", False
+            said = within(f"the {_ORDINALS[level.index]} {kind}", said)
         else:
             return None
-        said = said if is_told else within(item, said)
     return said
-
-
-def within(what: str, about: str) -> str:
-    """Return `what` of a thing, or for a free text: `comment 7 of task 12`, `book Emma for "night"`."""
-    if not about:
-        return what
-    link = "for" if about.startswith('"') else "" if about.split()[0] in {*PLACES, "with"} else "of"
-    return f"{what} {link} {about}".replace("  ", " ")
-
-
-def around(level: Level, fact: Fact) -> str:
-    """Return what a list is of, if its items do not say that: the table of a row is named with the row."""
-    about = thing_of(fact)
-    return "" if about == f"table {plural(item_kind(level, fact))}" else about
 
 
 def group_of(fact: Fact, level: Level) -> str:
     """Return all items of a list: `comments of task 12`."""
-    return within(plural(item_kind(level, fact)), around(level, fact))
+    return within(plural(item_kind(level, fact)), thing_of(fact))
 
 
 def goal_of(leaf: Leaf, fact: Fact, *, about: str | None = None) -> str | None:
@@ -250,19 +215,12 @@ def goal_of(leaf: Leaf, fact: Fact, *, about: str | None = None) -> str | None:
     if leaf.level and field == item_kind(leaf.level, fact):
         return None  # the ship of ship Mistral
     if leaf.levels:
-        item = item_of(
-            leaf, fact, about and (around(leaf.levels[0], fact) if about == thing_of(fact) else about)
-        )
+        item = item_of(leaf, fact, about)
         return within(f"the {field}", item) if item and field else None
     if not field:
         return f"the result of {about}" if about else None
-    if not about:
-        about = (
-            f"the {topic(fact.spec)}"
-            if topic(fact.spec) not in ("", field)
-            else f"the {spaced(fact.spec.server)}"
-        )
-    return None if about.startswith(f"{field} ") else within(f"the {field}", about)
+    subject = topic(fact.spec) if topic(fact.spec) not in ("", field) else spaced(fact.spec.server)
+    return None if about.startswith(f"{field} ") else within(f"the {field}", about or f"the {subject}")
 
 
 def found_by(edge: Edge, about: str) -> str | None:
@@ -270,18 +228,19 @@ def found_by(edge: Edge, about: str) -> str | None:
     of berth 12`, `the first station`. None if it is not what people say."""
     leaf, fact = edge.leaf, edge.source
     noun = noun_in(leaf.name) or kind_of(fact.spec, edge.parameter)
-    if noun in PLACES:
+    if not noun or noun in PLACES:
         return None
     if not leaf.levels:
-        if not noun or about.startswith(f"{noun} "):
-            return None
-        return within(f"the {noun}", about or (f"the {topic(fact.spec)}" if topic(fact.spec) != noun else ""))
-    item = item_of(leaf, fact, about)
-    kind = item_kind(leaf.levels[-1], fact)
-    is_own_name = not noun_in(leaf.name) or singular(noun_in(leaf.name)) == kind
-    if leaf.levels[-1].only and is_own_name:
-        noun, is_own_name = kind, False
-    return item if item is None or is_own_name else within(f"the {noun}", item)
+        return (
+            None
+            if about.startswith(f"{noun} ")
+            else within(f"the {noun}", about or f"the {topic(fact.spec)}")
+        )
+    item, kind = item_of(leaf, fact, about), item_kind(leaf.levels[-1], fact)
+    is_own_name = singular(noun_in(leaf.name)) in ("", kind)
+    if item is None or (is_own_name and not leaf.levels[-1].only):
+        return item
+    return within(f"the {kind if is_own_name else noun}", item)
 
 
 def is_worth_asking(leaf: Leaf, fact: Fact) -> bool:
@@ -292,8 +251,7 @@ def is_worth_asking(leaf: Leaf, fact: Fact) -> bool:
     if leaf.level and not leaf.level.key and is_naming(leaf.name):
         return False  # the name of the second ship
     given = {str(value).casefold() for value in scalars(fact.arguments)}
-    defaults = fact.spec.input_schema.get("properties", {})
-    schema = defaults.get(leaf.name)
+    schema = fact.spec.input_schema.get("properties", {}).get(leaf.name)
     is_default = isinstance(schema, dict) and "default" in schema and schema["default"] == leaf.value
     if is_default or str(leaf.value).casefold() in given:
         return False
@@ -313,37 +271,25 @@ def _is_of_today(value: str) -> bool:
     return value[:10] in map(str, days) or value in {day.strftime("%A") for day in days}
 
 
-def is_amount(leaf: Leaf, column: Collection[Any]) -> bool:
-    """Return whether a number is more or less of something, by its name and by all values of its field: one
-    that names a thing, or a year (`born`), is a label."""
-    if not isinstance(leaf.value, int | float) or not leaf.name or set(spaced(leaf.name).split()) & _LABELS:
+def is_amount(leaf: Leaf, values: Collection[Any]) -> bool:
+    """Return whether a field has the highest of such values, by its name and by them: one that names a thing,
+    or a year (`born`), is a label."""
+    is_number = all(isinstance(value, int | float) for value in values)
+    if not is_number or not leaf.name or set(spaced(leaf.name).split()) & _LABELS:
         return False
-    return not all(type(value) is int and value in _YEARS for value in column)
+    return not all(type(value) is int and value in _YEARS for value in values)
 
 
-def is_added(leaf: Leaf) -> bool:
-    """Return whether the sum of such amounts is one too: no rate, price of one, or level."""
-    return not set(spaced(leaf.name).split()) & _NOT_ADDED
-
-
-def wish_of(spec: ToolSpec, arguments: Mapping[str, Any], existing: Mapping[str, str]) -> str:
-    """Return what a call that changes something does, as a wish: `set status of task 12 to done`. `existing`
-    has the kind of each parameter that names what is there already."""
+def wish_of(spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
+    """Return what a call that changes something does, as a wish in the words of the tool: `set status with
+    task 12 and status done`, `borrow book B-7`."""
     server = set(spaced(spec.server).split())
     words = [word for word in spaced(spec.name).split() if word not in server] or spaced(spec.name).split()
-    verb, things, values = " ".join(words), list[str](), list[str]()
-    for name, value in arguments.items():
-        said, kind = said_value(value), existing.get(name)
-        if kind is None and isinstance(value, str) and " " in value:
-            said = json.dumps(value, ensure_ascii=False)
-        if kind is not None and not things and (kind == singular(words[-1]) or len(words) == 1):
-            things.append(f"{verb} {said if kind == singular(words[-1]) else named(kind, value)}")
-        elif kind is not None:
-            link = next((word for word in spaced(name).split() if word in PLACES), "for")
-            values.append(f"{link} {named(kind, value)}")
-        elif singular(spaced(name)) == singular(words[-1]):
-            values.append(f"to {said}")
-        else:
-            values.append(f"with {spaced(name)} {said}")
-    values.sort(key=lambda text: text.startswith(("with ", "to ")))
-    return " ".join([things[0] if things else verb, *values])
+    said = [
+        f"{kind_of(spec, name) or spaced(name)} "
+        + (json.dumps(value, ensure_ascii=False) if " " in str(value) else said_value(value))
+        for name, value in arguments.items()
+    ]
+    if said and said[0].startswith(f"{words[-1]} "):
+        words.append(said.pop(0).removeprefix(f"{words[-1]} "))
+    return " ".join(words) + (f" with {joined(said)}" if said else "")

@@ -14,7 +14,6 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.synth.explore import questions
 from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph, scalars
@@ -22,16 +21,16 @@ from mcpagent.synth.explore.invented import Inventor
 from mcpagent.synth.explore.leaves import Leaf, Level, at_step, is_naming
 from mcpagent.synth.explore.paging import is_paging
 from mcpagent.synth.explore.questions import goal_of, is_amount, is_worth_asking, thing_of
-from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk, replaced_in
+from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk
 
 _LONGEST = 4  # calls of a walk
-_FEW = 4  # things that are compared, or gone through one by one
+_FEW = 4  # things that are compared
 _LEAST_ROWS = 3  # of a list that is counted
 _SHOWN = 8  # items that an answer lists
 _MOST_OF = 3  # "the captain of the ship of the first berth of port Riga"
 # What no server tells of its things.
 _UNTOLD = ("price", "phone number", "rating", "owner", "postal address", "insurance number")
-_PASTED = re.compile(r"(?=\S*\d)[\w-]{20,}")  # a UUID or hash: people copy one of them, and never type it
+_MOST = (("highest", max), ("lowest", min))
 
 
 @dataclass
@@ -75,19 +74,6 @@ class Shapes:
         return told
 
     @cached_property
-    def _columns(self) -> Mapping[tuple[str, str], set[Any]]:
-        """Every value of a field, by the tool that tells it."""
-        columns: dict[tuple[str, str], set[Any]] = {}
-        for fact in self.graph.facts:
-            for leaf in fact.leaves:
-                columns.setdefault((fact.spec.dotted, leaf.column), set()).add(leaf.value)
-        return columns
-
-    def _is_amount(self, leaf: Leaf, fact: Fact) -> bool:
-        """Whether the numbers of a field can be added up and compared: they name no thing and no year."""
-        return is_amount(leaf, self._columns[(fact.spec.dotted, leaf.column)])
-
-    @cached_property
     def inventor(self) -> Inventor:
         """What makes names of things that there are not."""
         return Inventor(self.facts, self.graph.facts)
@@ -97,10 +83,7 @@ class Shapes:
         shape = rng.choices(list(self.weights), weights=list(self.weights.values()))[0]
         # A tool with few facts is asked about as often as one with many, half of the time.
         pool = self.facts if rng.random() < 0.5 else self._by_spec[rng.choice(sorted(self._by_spec))]
-        fact = rng.choice(pool)
-        if fact.page > 1:
-            shape = "chain"  # nobody knows how to go on in a list before its first page was seen
-        return getattr(self, shape)(rng, fact)
+        return getattr(self, shape)(rng, rng.choice(pool))
 
     # One call
 
@@ -111,25 +94,23 @@ class Shapes:
         return self._of_leaf("single", fact, leaf, goal) if leaf and goal else None
 
     def counted(self, rng: Random, fact: Fact) -> Walk | None:
-        """Return how many there are, how many of them have more or less than so much, the most or the sum of
-        it."""
+        """Return how many items a list has, how many with more or less than so much of something, or the
+        most or the least of it."""
         table = self._table(rng, fact)
         if table is None:
             return None
         leaf, level, column = table
-        group = questions.group_of(fact, level)
-        said, name, rows = questions.field_of(leaf, fact), leaf.tail[0], at_step(level.rows, 1)
+        rows, group = at_step(level.rows, 1), questions.group_of(fact, level)
+        name, said = leaf.tail[0], questions.field_of(leaf, fact)
         shape, goal, expression = "counted", f"the number of {group}", f"count({rows})"
-        if said and self._is_amount(leaf, fact) and rng.random() < 0.7:
-            bound = _between(sorted(float(value) for value in column), rng)
-            over = ("filtered", rng.choice(("over", "under")))
-            shape, function = rng.choice((over, *_functions(leaf)))
-            goal, expression = f"the {shape} {said} of all {group}", f'{function}(pluck({rows}, "{name}"))'
-            if shape == "filtered" and bound is None:
-                return None
-            if shape == "filtered":
-                goal = f"the number of {group} with {said} {function} {bound:g}"
-                expression = f'count_{function}(pluck({rows}, "{name}"), {bound!r})'
+        if is_amount(leaf, column) and rng.random() < 0.7:
+            most, function = rng.choice(_MOST)
+            shape, goal = most, f"the {most} {said} of all {group}"
+            expression = f'{function.__name__}(pluck({rows}, "{name}"))'
+            if (bound := _between(sorted(column), rng)) and rng.random() < 0.5:
+                side = rng.choice(("over", "under"))
+                shape, goal = "filtered", f"the number of {group} with {said} {side} {bound:g}"
+                expression = f'count_{side}(pluck({rows}, "{name}"), {bound!r})'
         # Who has seen the first and the last item of a list has seen the list.
         ends = tuple(
             Seen(f"${{{rows}[{place}].{name}}}", self._arguments(fact)) for place in (0, len(column) - 1)
@@ -139,18 +120,17 @@ class Shapes:
     def extreme(self, rng: Random, fact: Fact) -> Walk | None:
         """Return which item of a list has the most or the least of something."""
         table = self._table(rng, fact)
-        if table is None or not table[1].key or not self._is_amount(table[0], fact):
+        if table is None or not table[1].key or not is_amount(table[0], table[2]):
             return None
         leaf, level, column = table
-        most, function = rng.choice((("highest", max), ("lowest", min)))
+        most, function = rng.choice(_MOST)
         if column.count(function(column)) > 1:
             return None
-        rows, said = at_step(level.rows, 1), questions.field_of(leaf, fact)
+        rows, group = at_step(level.rows, 1), questions.group_of(fact, level)
         place = f'arg{function.__name__}(pluck({rows}, "{leaf.tail[0]}"))'
         value = f'${{at({place}, pluck({rows}, "{level.key}"))}}'
-        kind = questions.singular(questions.item_kind(level, fact))
-        goal = questions.within(f"the {kind} with the {most} {said}", questions.around(level, fact))
-        goal = f"the {questions.spaced(level.key)} of {goal}"
+        said = f"{questions.spaced(level.key)} with the {most} {questions.field_of(leaf, fact)}"
+        goal = f"the {said} of all {group}"
         return Walk("single", "extreme", (Step(fact),), goal, Answer("name", (value,)), (Seen(value, ()),))
 
     def listed(self, rng: Random, fact: Fact) -> Walk | None:
@@ -160,10 +140,8 @@ class Shapes:
             return None
         leaf, level, column = table
         name, rows, group = level.key or leaf.tail[0], at_step(level.rows, 1), questions.group_of(fact, level)
-        goal, picked = (
-            f"the {questions.plural(questions.spaced(name))} of all {group}",
-            list(range(len(column))),
-        )
+        goal = f"the {questions.plural(questions.spaced(name))} of all {group}"
+        picked = list(range(len(column)))
         if level.key and isinstance(leaf.value, str):
             value = rng.choice(column)
             picked = [place for place, other in enumerate(column) if other == value]
@@ -196,49 +174,37 @@ class Shapes:
     # Several calls side by side
 
     def both(self, rng: Random, fact: Fact) -> Walk | None:
-        """Return the same field of two things, what they differ by, or of several the one with the most of
-        it."""
+        """Return the same field of two things, or which of several has the most of it."""
         leaf = self._ask(rng, fact)
         if leaf is None or leaf.levels or not fact.arguments:
             return None
-        twins = [
-            (other, same)
-            for other in rng.sample(self._by_spec[fact.spec.dotted], len(self._by_spec[fact.spec.dotted]))
-            if other is not fact and (same := _same_place(leaf, other)) and str(same.value) != str(leaf.value)
-        ]
-        distinct = list({str(same.value): (other, same) for other, same in twins}.values())
-        styles = ("both", "difference", "most", "sum") if self._is_amount(leaf, fact) else ("both",)
-        style = rng.choice(styles[:3] if not questions.is_added(leaf) else styles)
-        count = rng.randint(2, _FEW) if style == "most" else 2
-        compared = [(fact, leaf), *distinct[: count - 1]]
-        names = [thing_of(each) for each, _ in compared]
+        others = rng.sample(self._by_spec[fact.spec.dotted], len(self._by_spec[fact.spec.dotted]))
+        same = ((other, _same_place(leaf, other)) for other in others)
+        by_value = {str(leaf.value): (fact, leaf)} | {
+            str(each.value): (other, each) for other, each in same if each and each.value != leaf.value
+        }
+        candidates = list(by_value.values())
+        most, function = rng.choice(_MOST)
+        is_choice = is_amount(leaf, [each.value for _, each in candidates]) and rng.random() < 0.5
+        compared = candidates[: rng.randint(2, _FEW) if is_choice else 2]
+        names = tuple(thing_of(each) for each, _ in compared)
         said = questions.field_of(leaf, fact)
-        if len(compared) < count or len({*names} - {""}) < count or not said:
+        if len(compared) < 2 or len({*names} - {""}) < len(compared) or not said:
             return None
-        if sum(bool(_PASTED.search(name)) for name in names) or any(
-            self._clear_goal(each, of) is None for of, each in compared
-        ):
-            return None  # nobody puts two hashes into one question
-        both = questions.joined([questions.within("", name).strip() for name in names])
-        values = [each.at_step(number) for number, (_, each) in enumerate(compared, 1)]
-        goal = f"the {said} {both}"
-        answer = Answer("pairs", tuple(f"${{{v}}}" for v in values), tuple(names))
-        if style == "difference":
-            goal = f"the difference between {goal}"
-            answer = Answer("number", (f"${{abs({values[0]} - {values[1]})}}",))
-        elif style == "sum":
-            goal, answer = f"the total {said} {both}", Answer("number", (f"${{{values[0]} + {values[1]}}}",))
-        elif style == "most":
-            most, function = rng.choice((("highest", max), ("lowest", min)))
-            numbers = [float(each.value) for _, each in compared]
+        if any(self._clear_goal(each, of) is None for of, each in compared):
+            return None
+        values = [f"${{{each.at_step(number)}}}" for number, (_, each) in enumerate(compared, 1)]
+        goal = f"the {said} {questions.joined([questions.within('', name).strip() for name in names])}"
+        answer = Answer("pairs", tuple(values), names)
+        if is_choice:
+            numbers = [each.value for _, each in compared]
             right = names[numbers.index(function(numbers))]
-            goal, answer = f"the {most} {said}", Answer("choice", (right,), tuple(names))
+            goal, answer = f"the {most} {said}", Answer("choice", (right,), names)
         told = tuple(
-            Seen(f"${{{value}}}", self._told_by(each, of))
-            for value, (of, each) in zip(values, compared, strict=True)
+            Seen(value, self._told_by(each, of)) for value, (of, each) in zip(values, compared, strict=True)
         )
         steps = tuple(Step(of) for of, _ in compared)
-        return Walk("parallel", style, steps, goal, answer, told, is_parallel=True)
+        return Walk("parallel", "most" if is_choice else "both", steps, goal, answer, told)
 
     # One call after the other
 
@@ -246,7 +212,7 @@ class Shapes:
         """Return a field of what is named only by what leads to it; both arguments of a call may be found
         so."""
         leaf = self._ask(rng, fact)
-        if leaf is None or self._clear_goal(leaf, fact) is None or (fact.page > 1 and not leaf.levels):
+        if leaf is None or self._clear_goal(leaf, fact) is None:
             return None
         steps: list[Step] = []
         phrase = self._reached(rng, leaf, fact, steps, depth=rng.randint(1, _LONGEST - 2), taken=[fact])
@@ -257,10 +223,9 @@ class Shapes:
         if goal is None or goal.count(" of ") > _MOST_OF:
             return None
         value = f"${{{leaf.at_step(len(steps))}}}"
-        return Walk(
-            "sequential", "joined" if len(steps[-1].links) > 1 else "chain", tuple(steps), goal,
-            _answer_of(leaf, value), (Seen(value, self._told_by(leaf, fact)),),
-        )  # fmt: skip
+        shape = "joined" if len(steps[-1].links) > 1 else "chain"
+        told = (Seen(value, self._told_by(leaf, fact)),)
+        return Walk("sequential", shape, tuple(steps), goal, _answer_of(leaf, value), told)
 
     def _reached(
         self, rng: Random, leaf: Leaf, fact: Fact, steps: list[Step], *, depth: int, taken: list[Fact]
@@ -294,39 +259,8 @@ class Shapes:
         level = edge.leaf.level
         if level is None or not level.key or level.key == edge.leaf.name:
             return False
-        return _sister(fact, edge, str(level.called), self.graph.facts) is not None
-
-    def each(self, rng: Random, fact: Fact) -> Walk | None:
-        """Return the most, the least or the sum of a field over the things of a short list, each with its
-        call."""
-        leaf = self._ask(rng, fact)
-        edges = [
-            e for e in self.graph.edges_into(fact) if e.leaf.levels and not e.prefix and e.source.is_whole
-        ]
-        if leaf is None or leaf.levels or not self._is_amount(leaf, fact) or not edges:
-            return None
-        edge = rng.choice(edges)
-        level = edge.leaf.levels[-1]
-        column = [o for o in edge.source.leaves if o.column == edge.leaf.column and not o.in_prose]
-        is_whole = [o.levels[-1].index for o in column] == list(range(len(column)))
-        if len(edge.leaf.levels) > 1 or not is_whole or not 2 <= len(column) <= _FEW:
-            return None
-        facts = [_sister(fact, edge, str(other.value), self.facts) for other in column]
-        steps, values = [Step(edge.source)], list[str]()
-        for number, (other, each) in enumerate(zip(column, facts, strict=True), 2):
-            same = _same_place(leaf, each) if each else None
-            if each is None or same is None:
-                return None
-            steps.append(Step(each, ((str(other.value), f"${{{at_step(other.expression, 1)}}}"),)))
-            values.append(same.at_step(number))
-        most, function = rng.choice(_functions(leaf))
-        goal = f"the {most} {questions.field_of(leaf, fact)} of all {questions.group_of(edge.source, level)}"
-        told = tuple(
-            Seen(f"${{{value}}}", self._told_by(leaf, step.fact))
-            for value, step in zip(values, steps[1:], strict=True)
-        )
-        answer = Answer("number", (f"${{{function}({', '.join(values)})}}",))
-        return Walk("sequential", "each", tuple(steps), goal, answer, told)
+        asked = (other.arguments for other in self.graph.facts if other.spec is fact.spec)
+        return any(str(level.called) in map(str, scalars(arguments)) for arguments in asked)
 
     # What cannot be done as it is asked
 
@@ -348,13 +282,10 @@ class Shapes:
         goal = goal_of(leaf, fact, about=f"the {kind}") if kind else None
         if not goal or questions.table_of(value) or self._clear_goal(leaf, fact) is None:
             return None
-        walk = self._of_leaf("told", fact, leaf, goal)
+        walk = replace(self._of_leaf("told", fact, leaf, goal), kind="missing_parameter")
         if rng.random() < 0.5:
-            return replace(walk, kind="missing_parameter", names=thing_of(fact), missing=(kind,))
-        words = tuple(dict.fromkeys([kind, *kind.split(), "which", "one"]))
-        return replace(
-            walk, kind="missing_parameter", shape="asked", lack="entity", missing=words, answer=None, seen=()
-        )
+            return replace(walk, names=thing_of(fact))
+        return replace(walk, shape="asked", lack="entity", missing=kind, answer=None, seen=())
 
     def unknown_entity(self, rng: Random, fact: Fact) -> Walk | None:
         """Return a question like the others about a thing that there is not."""
@@ -383,15 +314,12 @@ class Shapes:
         goal = leaf and self._clear_goal(leaf, fact)
         if not leaf or not goal or not leaf.name:
             return None
-        twins = [
-            same.value
-            for other in self._by_spec[fact.spec.dotted]
-            if (same := _same_place(leaf, other)) and same.value != leaf.value
-        ]
+        same = (_same_place(leaf, other) for other in self._by_spec[fact.spec.dotted])
+        twins = [other.value for other in same if other and other.value != leaf.value]
         if not twins:
             return None
-        value = questions.said_value(rng.choice(twins))
-        return Walk("missing_function", "forbidden", (Step(fact),), goal, lack="right", change=value)
+        wish = f"change {goal} to {questions.said_value(rng.choice(twins))}"
+        return Walk("missing_function", "forbidden", (Step(fact),), wish, lack="right")
 
     # Parts
 
@@ -449,30 +377,12 @@ class Shapes:
 def _answer_of(leaf: Leaf, value: str) -> Answer:
     if isinstance(leaf.value, str):
         return Answer("date" if questions.DATE.fullmatch(leaf.value) else "name", (value,))
-    unit = questions.spaced(leaf.name).rpartition(" ")[2]
-    return Answer("number", (value,), unit=unit if unit in questions.UNITS else "")
+    return Answer("number", (value,), unit=questions.unit_of(leaf.name))
 
 
 def _same_place(leaf: Leaf, fact: Fact) -> Leaf | None:
     """Return the leaf of the same field in another result."""
     return next((each for each in fact.leaves if each.column == leaf.column and not each.in_prose), None)
-
-
-def _sister(fact: Fact, edge: Edge, text: str, among: Sequence[Fact]) -> Fact | None:
-    """Return the same call about another thing, if it is one of those."""
-    changed = replaced_in(fact.arguments[edge.parameter], edge.text, text)
-    arguments = {**fact.arguments, edge.parameter: changed}
-    same = (
-        other
-        for other in among
-        if other.spec.dotted == fact.spec.dotted and len(other.arguments) == len(arguments)
-    )
-    return next((other for other in same if _as_texts(other.arguments) == _as_texts(arguments)), None)
-
-
-def _functions(leaf: Leaf) -> list[tuple[str, str]]:
-    """(word, function) of what may be asked of several amounts; a sum only of those that can be added up."""
-    return [("highest", "max"), ("lowest", "min"), ("total", "sum")][: 2 + questions.is_added(leaf)]
 
 
 def _goes_back(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
@@ -484,23 +394,15 @@ def _goes_back(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
     return any(str(other.value) in starts for other, lists in theirs if rows & lists or rows == lists)
 
 
-def _as_texts(arguments: JsonObject) -> dict[str, str]:
-    return {name: str(value) for name, value in arguments.items()}
-
-
 def _between(values: Sequence[float], rng: Random) -> float | None:
-    """Return a round number between two neighbours, none of which it is equal to."""
-    gaps = [(low, high) for low, high in pairwise(values) if high > low]
-    if not gaps:
-        return None
-    low, high = rng.choice(gaps)
+    """Return a round number between two neighbours of sorted values, if there is one."""
+    low, high = rng.choice(list(pairwise(values)))
     middle = float(f"{(low + high) / 2:.2g}")
-    is_odd = all(map(float.is_integer, values)) and not middle.is_integer()  # nobody counts by halves
-    return middle if low < middle < high and not is_odd else None
+    return middle if low < middle < high else None
 
 
 # How often each is drawn, by the name of its method.
 WEIGHTS: Mapping[str, float] = {
-    "single": 3, "chain": 4, "both": 2, "counted": 1, "extreme": 0.7, "listed": 0.7, "each": 0.7,
+    "single": 3, "chain": 4, "both": 2, "counted": 1, "extreme": 0.7, "listed": 0.7,
     "missing_entity": 1, "missing_function": 0.7, "unknown_entity": 0.7, "unrelated": 0.3, "forbidden": 0.3,
 }  # fmt: skip

@@ -102,7 +102,7 @@ async def explore_dataset(
             remedy="name the tools that only read: --read-only SERVER.TOOL,... (tools.read_only); or write "
             "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
-    facts, asked = learned.graph.facts, asked or Asked()
+    facts, asked = [fact for fact in learned.graph.facts if fact.page == 1], asked or Asked()
     splits = [split for split in SPLITS if counts.get(split)]
     askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
     assigned = shares.assign(
@@ -212,8 +212,6 @@ class _WalkSource:
 
     async def make(self, candidate: Walk) -> Task | Rejection:
         said = candidate.said(Random(derive_seed(self.seed, "said", candidate.key)))
-        if unsaid := _unsaid(candidate, " ".join(said)):
-            return Rejection(RejectCode.AMBIGUOUS, f"{unsaid!r} is not in {said[0]!r}")
         state: Mapping[str, list[JsonObject]] | str = watching(self.learned.watch)
         if candidate.reads:
             async with self.turn:
@@ -271,11 +269,6 @@ _DONE = "Done."
 _CANNOT_CHANGE = "I cannot change that: the tools that I have can only read."
 
 
-def _unsaid(walk: Walk, text: str) -> str | None:
-    """What the question does not name though the plan needs it."""
-    return next((value for value in walk.entities if value.casefold() not in text.casefold()), None)
-
-
 def _values(task: Task) -> list[Any]:
     check = task.truth.final_answer
     return [] if check is None else answer_values(check)
@@ -330,21 +323,22 @@ def _abstention(walk: Walk) -> JsonObject:
     reply = _CANNOT_CHANGE if walk.lack == "right" else _CANNOT_TELL
     check: JsonObject = {"type": "abstention", "value": "cannot"}
     if walk.lack == "entity":
-        reply = f"Which {walk.missing[0]} do you mean?"
-        check = {"type": "abstention", "value": "asks", "about": list(walk.missing)}
+        reply = f"Which {walk.missing} do you mean?"
+        words = dict.fromkeys([walk.missing, *walk.missing.split(), "which", "one"])
+        check = {"type": "abstention", "value": "asks", "about": list(words)}
     return {"abstain": True, "final_answer": check, "reference_answer": reply}
 
 
 def _plan(walk: Walk, *, user_turn: int) -> list[JsonObject]:
     extra: JsonObject = {"user_turn": user_turn} if user_turn else {}
-    extra |= {"parallel_group": 1} if walk.is_parallel else {}
+    extra |= {"parallel_group": 1} if walk.kind == "parallel" else {}
     extra |= {"finds_nothing": True} if walk.lack == "existence" else {}
     return [
         {
             "step": number,
             "server": step.fact.spec.server,
             "tool": step.fact.spec.name,
-            "params": step.params(step.fact.arguments),
+            "params": step.params,
             **extra,
         }
         for number, step in enumerate(walk.steps, 1)

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from mcpagent.core.records import JsonObject
 from mcpagent.synth.explore import questions
-from mcpagent.synth.explore.graph import Fact, scalars
-from mcpagent.synth.explore.paging import is_paging
+from mcpagent.synth.explore.graph import Fact
 
 Lack = Literal["", "entity", "existence", "field", "function", "right"]
 AnswerType = Literal["number", "date", "name", "choice", "pairs", "set"]
@@ -43,9 +42,10 @@ class Step:
     fact: Fact
     links: tuple[tuple[str, str], ...] = ()
 
-    def params(self, arguments: JsonObject) -> JsonObject:
-        """Return the arguments with references for what earlier results give."""
-        replaced: Any = arguments
+    @property
+    def params(self) -> JsonObject:
+        """The arguments, with references for what earlier results give."""
+        replaced: Any = self.fact.arguments
         for text, reference in self.links:
             replaced = replaced_in(replaced, text, reference)
         return replaced
@@ -74,10 +74,8 @@ class Walk:
     goal: str
     answer: Answer | None = None
     seen: tuple[Seen, ...] = ()
-    is_parallel: bool = False
     lack: Lack = ""
-    missing: tuple[str, ...] = ()  # words for what is to be asked for
-    change: str = ""  # the value that is wished for
+    missing: str = ""  # the kind of thing that is to be asked for
     invented: str = ""
     reads: tuple[Fact, ...] = ()
     names: str = ""  # what the user says when asked which one is meant
@@ -91,38 +89,17 @@ class Walk:
     def key(self) -> str:
         """A text that is equal for walks that ask the same, whichever tools answer it, or none."""
         choices = sorted(self.answer.things) if self.answer and self.answer.type == "choice" else []
-        return json.dumps([self.goal.casefold(), choices, self.change, self.names])
+        return json.dumps([self.goal.casefold(), choices, self.names])
 
     @property
     def about(self) -> str:
         """What decides the split: the last call, however it is reached."""
         return about(self.steps[-1].fact)
 
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """What the question has to name: every argument that no earlier result gives."""
-        given = {text for step in self.steps for text, _ in step.links}
-        if self.lack == "entity":
-            return ()
-        arguments = [
-            value
-            for step in self.steps
-            for name, argument in step.fact.arguments.items()
-            for value in scalars(argument)
-            if not is_paging(name, argument)
-        ]
-        said = [
-            questions.said_value(value)
-            for value in arguments
-            if not isinstance(value, bool) and str(value) not in given and not questions.table_of(value)
-        ]
-        return tuple(dict.fromkeys(value.strip('"') for value in said))
-
     def said(self, rng: Random) -> tuple[str, ...]:
         """Return the messages of the user; the same for the same state of `rng`."""
-        wish = f"change {self.goal} to {self.change}" if self.lack == "right" else self.goal
         if self.reads or self.lack == "right":
-            return (questions.framed(questions.WISHES, rng, wish=wish),)
+            return (questions.framed(questions.WISHES, rng, wish=self.goal),)
         if self.answer and self.answer.type == "choice":
             things = questions.joined(self.answer.things)
             return (questions.framed(questions.CHOICES, rng, things=things, most=self.goal),)

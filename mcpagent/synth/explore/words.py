@@ -14,10 +14,13 @@ def words_of(text: str) -> frozenset[str]:
 
 
 # Of tools: what they do, of whatever they do it to.
-VERBS = words_of(
-    "get list search find read fetch look lookup show describe query check calculate compute convert "
-    "count run execute retrieve load open view display return give tell ask browse resolve report scan "
-    "analyze process extract inspect explain validate verify print echo test select call is do all the my"
+_LOOKS = words_of(
+    "get list search find read fetch look lookup show describe view count query check compare calculate "
+    "compute convert evaluate validate verify retrieve display tell browse resolve report scan analyze "
+    "extract inspect explain parse suggest select"
+)
+VERBS = _LOOKS | words_of(
+    "run execute load open return give ask process print echo test call do is all the my"
 )
 _ENDS = words_of("by for from with in of to at on and or using via near between within matching per")
 # Of fields and parameters: what says nothing of the thing.
@@ -32,16 +35,12 @@ IDENTIFIERS = words_of(
 FREE_TEXT = words_of(
     "query q search text input term keyword keywords string filter expression sql pattern message body"
 )
-_SAME = ("species", "series", "means")  # one is called as several are
 PLACES = words_of("from to since until after before between in on at by")
+_SAME = ("species", "series", "means")  # one is called as several are
 
-_READING = words_of(
-    "get list read search find show describe lookup view count check compare calculate calc validate "
-    "query fetch tree info schema stat stats statistic statistics status history is has parse suggest "
-    "next previous convert compute evaluate"
-)
+_READING = _LOOKS | words_of("is has next previous tree info schema stat stats statistics status history")
 _WRITING = words_of(
-    "set add create new insert update upsert edit write append delete remove clear drop reset move copy "
+    "set add create new insert make update upsert edit write append delete remove clear drop reset move copy "
     "rename merge send post put save store load import export upload close start stop run execute restore "
     "undo redo commit push init clone bulk batch mark assign complete archive apply install borrow return "
     "book cancel renew"
@@ -53,9 +52,18 @@ _REACHES_OUT = words_of(
 )
 
 
+@lru_cache(maxsize=4096)
 def spaced(name: str) -> str:
     """Return the words of a name: `repo path` for `repo_path` and `repoPath`."""
-    return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_\-./]", " ", name).lower().split())
+    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[_\-./]", " ", name)
+    return " ".join(parts.lower().split())
+
+
+@lru_cache(maxsize=4096)
+def name_words(name: str) -> tuple[str, ...]:
+    """Return the words of a name, each for one thing: `ship`, `id` for `shipIDs` and `ship_id`."""
+    words = re.findall(r"[a-z0-9]+", spaced(name))
+    return tuple(singular(word) if len(word) > 3 or word == "ids" else word for word in words)
 
 
 def singular(word: str) -> str:
@@ -71,19 +79,11 @@ def singular(word: str) -> str:
 
 def plural(words: str) -> str:
     """Return several of what the words name."""
+    if words.endswith("s") and not words.endswith("ss"):
+        return words
     if words.endswith(("ch", "sh", "x", "ss")):
         return words + "es"
-    if words.endswith("s"):
-        return words
     return words[:-1] + "ies" if words.endswith("y") and words[-2:-1] not in "aeiou" else words + "s"
-
-
-@lru_cache(maxsize=4096)
-def name_words(name: str) -> tuple[str, ...]:
-    """Return the words of a name, each for one thing: `ship`, `id` for `shipIDs` and `ship_id`."""
-    spread = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", " ", name)
-    words = spread.lower().split()
-    return tuple(singular(word) if len(word) > 3 or word == "ids" else word for word in words)
 
 
 def topic(spec: ToolSpec) -> str:

@@ -13,7 +13,6 @@ from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.paging import is_whole
 from mcpagent.synth.explore.questions import (
     ask,
-    counted,
     goal_of,
     is_amount,
     is_worth_asking,
@@ -41,10 +40,10 @@ SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "
         (fact("get_ship", {"ship": "Mistral"}, {"captain": "Lito"}), "the captain of ship Mistral"),
         (fact("get_ship", {"name": "Mistral"}, {"weight_kg": 812}), "the weight in kg of ship Mistral"),
         (fact("get_ship", {"ship_id": 71}, {"berths": 12}), "the number of berths of ship 71"),
-        (fact("list_ships", {}, {"ships": SHIPS}), "the tons of ship Aurora"),
+        (fact("list_ships", {}, {"ships": SHIPS}), "the number of tons of ship Aurora"),
         (
             fact("tide", {"port": "Riga", "date": "2026-01-02"}, {"cm": 210}),
-            "the cm of port Riga on 2026-01-02",
+            "the cm of port Riga and date 2026-01-02",
         ),
         (fact("captain_of", {"ship": "Mistral"}, {"text": "Lito"}), "the captain of ship Mistral"),
         (
@@ -68,16 +67,16 @@ SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "
         ),
         (
             fact("convert", {"amount": 97, "from_currency": "CHF"}, {"rate": 91.3}),
-            "the rate of amount 97 from CHF",
+            "the rate of amount 97 and from currency CHF",
         ),
         (
             fact("read_query", {"query": "SELECT * FROM ships"}, {"result": SHIPS}),
-            "the tons of ship Aurora",
+            "the number of tons of ship Aurora of table ships",
         ),
     ],
 )
 def test_a_thing_is_named_with_its_kind(of: Fact, goal: str) -> None:
-    assert goal in [text.replace("number of tons", "tons") for text in goals(of)]
+    assert goal in goals(of)
 
 
 @pytest.mark.parametrize(
@@ -122,23 +121,18 @@ def test_a_list_is_counted_only_if_nothing_says_that_there_is_more(
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "existing", "wish"),
+    ("tool", "arguments", "wish"),
     [
-        (
-            "set_status",
-            {"task_id": 12, "status": "done"},
-            {"task_id": "task"},
-            "set status for task 12 to done",
-        ),
-        ("borrow_book", {"book_id": "B-7"}, {"book_id": "book"}, "borrow book B-7"),
-        ("withdraw", {"book_id": "B-7"}, {"book_id": "book"}, "withdraw book B-7"),
-        ("add_note", {"text": "two words"}, {}, 'add note with text "two words"'),
+        ("set_status", {"task_id": 12, "status": "done"}, "set status with task 12 and status done"),
+        ("borrow_book", {"book_id": "B-7"}, "borrow book B-7"),
+        ("withdraw", {"book_id": "B-7"}, "withdraw with book B-7"),
+        ("add_note", {"title": "To do", "text": "two words"}, 'add note "To do" with text "two words"'),
     ],
 )
 def test_a_change_is_wished_for_in_the_words_of_the_tool(
-    tool: str, arguments: dict[str, Any], existing: dict[str, str], wish: str
+    tool: str, arguments: dict[str, Any], wish: str
 ) -> None:
-    assert wish_of(fact(tool, arguments, {}).spec, arguments, existing) == wish
+    assert wish_of(fact(tool, arguments, {}).spec, arguments) == wish
 
 
 def test_what_stands_for_an_argument_takes_its_place_and_frames_differ() -> None:
@@ -148,15 +142,6 @@ def test_what_stands_for_an_argument_takes_its_place_and_frames_differ() -> None
     assert len(said) >= 10 and all(
         "captain of ship Mistral" in text.replace("Captain", "captain") for text in said
     )
-
-
-def test_a_number_of_things_is_told_from_a_measure() -> None:
-    assert [counted("berths", 12), counted("tons", 1.5), counted("address", 7), counted("news", 3)] == [
-        "number of berths",
-        "tons",
-        "address",
-        "news",
-    ]
 
 
 @pytest.mark.parametrize(

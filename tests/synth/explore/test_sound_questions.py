@@ -101,13 +101,6 @@ def test_no_chain_goes_back_to_where_it_starts(tasks: list[Task]) -> None:
     assert unsaid and not any("pl-" in text for text in unsaid), "get_pledge tells it without the state"
 
 
-def test_amounts_are_added_and_rates_are_not(tasks: list[Task]) -> None:
-    sums = [said(task) for task in tasks if task.extra_info["shape"] in ("sum", "total")]
-    assert any("loan" in text for text in sums) and not any("percent" in text for text in sums)
-    compared = [said(task) for task in tasks if task.extra_info["shape"] in ("difference", "most")]
-    assert any("percent" in text for text in compared)
-
-
 def test_a_list_of_the_default_kind_is_not_counted_as_all(tasks: list[Task]) -> None:
     counted = [task for task in tasks if task.extra_info["shape"] in ("counted", "total", "filtered")]
     assert counted
