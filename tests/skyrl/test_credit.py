@@ -8,22 +8,17 @@ from typing import Any
 import pytest
 import torch
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
-from skyrl.backends.skyrl_train.utils.ppo_utils import (
-    AdvantageEstimatorRegistry,
-    PolicyLossRegistry,
-    compute_advantages_and_returns,
-    compute_grpo_outcome_advantage,
-)
+from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config import AlgorithmConfig
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.engines.skyrl.config import translate
-from mcpagent.engines.skyrl.credit import NativePlan, credit_batch, register_estimators, weigh_advantages
+from mcpagent.engines.skyrl.credit import NativePlan, credit_batch, native_credit, weigh_advantages
 from mcpagent.engines.skyrl.task import skyrl_config
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.objective.advantages import assign_credit, grade_groups
+from mcpagent.train.objective.advantages import CreditSettings, assign_credit, grade_groups
 from mcpagent.train.objective.loss import policy_loss, token_weights
 from mcpagent.train.settings import update_settings
 from tests.skyrl.test_episodes import BAD_SETUP
@@ -83,7 +78,6 @@ def drawn(samples: list[TrainSample], seed: int) -> list[torch.Tensor]:
 
 def native(trajectories: list[Any], config: Any, *, values: dict[str, list[float]] | None = None) -> Any:
     """The graded batch, its advantages by turn, and the ids of the trained episodes in their order."""
-    from mcpagent.engines.skyrl.credit import NativePlan
     from mcpagent.train.objective.advantages import GradeSettings, Overlong
 
     plan = NativePlan.of(config)
@@ -233,37 +227,19 @@ def test_each_optimiser_batch_is_weighed_by_itself(played: tuple[Any, list[Any]]
                 assert batch["advantages"][i].tolist() == pytest.approx(expected.tolist(), abs=CLOSE)
 
 
-def test_the_registered_estimators_leave_out_rows_without_a_mask_where_skyrls_count_them_as_zeros() -> None:
-    """Three successes and a failed episode: nothing sets the three apart. SkyRL's own gives each of them
-    (1 - 0.75) / 0.5 = +0.5, from a failure of the machinery."""
-    register_estimators()
-    rewards, mask = torch.tensor([[1.0], [1.0], [1.0], [0.0]]), torch.tensor([[1.0], [1.0], [1.0], [0.0]])
-    index = ["a"] * 4
-    stock, _ = compute_grpo_outcome_advantage(rewards.clone(), mask, index)
-    assert stock.squeeze(-1).tolist() == pytest.approx([0.5, 0.5, 0.5, 0.0], abs=1e-4)
-    ours, _ = compute_advantages_and_returns(rewards, mask, index, "mcpagent_group_group", AlgorithmConfig())
-    assert ours.squeeze(-1).tolist() == [0.0] * 4
-    names = AdvantageEstimatorRegistry.list_available()
-    assert {"mcpagent_rloo_group", "mcpagent_gae_group", "mcpagent_group_batch"} <= set(names)
-    assert not any("turn" in name for name in names if name.startswith("mcpagent"))
-
-
 def test_a_kl_in_the_reward_is_taken_off_its_own_turn() -> None:
     """Two turns of two tokens; the KL costs 0.1 a token. group: totals 1 - 0.4 and 0 - 0.4, so that the
     difference is 1 and the mean 0.1: +-0.5 without a deviation."""
-    register_estimators()
-    kl = torch.full((2, 5), -0.1)
-    kl[:, 2] = 0.0
-    rewards = kl.clone()
+    rewards = torch.full((2, 5), -0.1)
+    rewards[:, 2] = 0.0
     rewards[0, 4] += 1.0
-    mask = torch.tensor([[1.0, 1.0, 0.0, 1.0, 1.0]] * 2)
-    advantages, _ = compute_advantages_and_returns(
-        rewards, mask, ["a", "a"], "mcpagent_group_none", AlgorithmConfig(), grpo_norm_by_std=False
-    )
+    mask, scored = torch.tensor([[1.0, 1.0, 0.0, 1.0, 1.0]] * 2), torch.tensor([True, True])
+    group = CreditSettings(scale="none")
+    advantages, _, _ = native_credit(rewards, mask, ["a", "a"], group, scored_B=scored)
     assert advantages[0].tolist() == pytest.approx([0.5, 0.5, 0.0, 0.5, 0.5], abs=1e-6)
     # gae without a value: undiscounted sums of what is left, turn by turn: 1 - 0.4 and 1 - 0.2.
-    values = torch.zeros(2, 5)
-    _, returns = compute_advantages_and_returns(
-        rewards, mask, ["a", "a"], "mcpagent_gae_none", AlgorithmConfig(), values=values, gamma=1.0, lambd=1.0
+    gae = CreditSettings(advantage="gae", scale="none", gamma=1.0, lambda_=1.0)
+    _, returns, _ = native_credit(
+        rewards, mask, ["a", "a"], gae, scored_B=scored, values_BL=torch.zeros(2, 5)
     )
     assert returns[0].tolist() == pytest.approx([0.6, 0.6, 0.0, 0.8, 0.8], abs=1e-6)

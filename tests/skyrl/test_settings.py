@@ -23,7 +23,8 @@ def test_skyrls_own_validation_accepts_every_preset_that_it_can_do(preset: str, 
     config = load_train_config([ROOT / "configs" / f"{preset}.yaml"]).config
     settings = ENGINE.resolved(config, run_dir=tmp_path)
     assert settings["environment"]["skyrl_gym"]["MCPToolEnv"]["tools"]["limited"] is True
-    assert settings["trainer"]["algorithm"]["advantage_estimator"].startswith("mcpagent_")
+    estimator = "gae" if preset == "ppo" else "grpo"
+    assert settings["trainer"]["algorithm"]["advantage_estimator"] == estimator
     assert "trainer.seed" not in settings  # SkyRL's tree, whole
 
 

@@ -88,11 +88,6 @@ def value_at(config: TrainConfig, key: str) -> Any:
     return value
 
 
-def estimator_name(config: TrainConfig) -> str:
-    """Return the registered name of the native advantage that leaves failed episodes out."""
-    return f"mcpagent_{config.grpo.advantage}_{config.grpo.advantage_scale}"
-
-
 def _settings(config: TrainConfig) -> JsonObject:
     """What SkyRL is told, by dotted name."""
     return {
@@ -141,7 +136,7 @@ def _of_objective(config: TrainConfig) -> JsonObject:
     bound = grpo.dual_clip if kind == "regular" else None
     has_kl, in_reward = grpo.kl_coef > 0 and grpo.reference != "none", grpo.kl_estimator == "k1"
     settings: JsonObject = {
-        "advantage_estimator": estimator_name(config),
+        "advantage_estimator": "grpo" if grpo.advantage == "group" else grpo.advantage,
         "grpo_norm_by_std": grpo.advantage_scale != "none",
         "policy_loss_type": kind if bound is None else "dual_clip",
         "clip_ratio_c": bound or 3.0,  # which "regular" does not read

@@ -8,14 +8,13 @@ it is in no mean and in no divisor, and neither are groups whose attempts are al
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.core.registry import ADVANTAGES
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.objective.advantages import (
     CreditSettings,
@@ -30,7 +29,6 @@ from mcpagent.train.objective.loss import token_weights
 from mcpagent.train.settings import grade_settings, update_settings
 
 FAILED, CUT = "failed", "length"  # stop reasons: an episode that is left out, one that ran out of tokens
-_SCALES = ("group", "batch", "none")
 
 
 def native_credit(
@@ -104,42 +102,6 @@ def _penalties(rewards_L: torch.Tensor, turns: Sequence[tuple[int, int]], total:
     bounds = [start for start, _ in turns] + [len(rewards_L)]
     sums = [float(rewards_L[a:b].sum()) for a, b in itertools.pairwise(bounds)]
     return [*(-r for r in sums[:-1]), total - sums[-1]] if sums else []
-
-
-def register_estimators() -> None:
-    """Make the native advantages known to SkyRL as `mcpagent_NAME_SCALE`. Idempotent. Called by SkyRL itself
-    they see one mask, and leave out the rows in which it is empty."""
-    from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry
-
-    for name in ADVANTAGES.keys() - {"turn"}:  # what turns earn does not reach SkyRL
-        for scale in _SCALES:
-            full = f"mcpagent_{name}_{scale}"
-            if full not in AdvantageEstimatorRegistry.list_available():
-                AdvantageEstimatorRegistry.register(full, _estimator(name, scale))
-
-
-def _estimator(advantage: str, scale: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    def estimate(
-        token_level_rewards: torch.Tensor,
-        response_mask: torch.Tensor,
-        index: Sequence[Any],
-        values: torch.Tensor | None = None,
-        gamma: float = 0.99,
-        lambd: float = 0.95,
-        **_: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        settings = CreditSettings(advantage=advantage, scale=scale, gamma=gamma, lambda_=lambd)
-        advantages, returns, _trained = native_credit(
-            token_level_rewards,
-            response_mask,
-            index,
-            settings,
-            scored_B=response_mask.bool().any(-1),
-            values_BL=values if advantage == "gae" else None,
-        )
-        return advantages, returns
-
-    return estimate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.engines.skyrl.credit import NativePlan, credit_batch, register_estimators, weigh_advantages
+from mcpagent.engines.skyrl.credit import NativePlan, credit_batch, weigh_advantages
 from mcpagent.engines.skyrl.generator import MCPGenerator
 from mcpagent.engines.skyrl.record import RunRecorder
 from mcpagent.env.skyrl import ENV_ID, register
@@ -46,7 +46,6 @@ _TrainConfig: Any = make_dataclass(
 def skyrl_config(settings: Mapping[str, Any], environment: Mapping[str, Any]) -> Any:
     """SkyRL's configuration of `settings` (dotted names) over its defaults, with `environment` for
     `MCPToolEnv`. Raises UserError for what SkyRL does not take."""
-    register_estimators()
     try:
         config = _TrainConfig.from_cli_overrides(dict(settings))
     except Exception as error:
@@ -157,7 +156,6 @@ class MCPExperiment(BasePPOExp):
 def train_task(cfg: Any, run_dir: str) -> None:
     """The run, on the node that Ray gives it: environments are registered where they are made."""
     register()
-    register_estimators()
     run = RunFolder.open(Path(run_dir))
     config = load_train_config(inherited=run.config_path).config
     MCPExperiment(cfg, config, run).run()
