@@ -33,7 +33,7 @@ _PHASE_OF: dict[str, Phase] = {
 
 @contextmanager
 def memory_reported(config: TrainConfig) -> Iterator[None]:
-    """Turns running out of memory, on a GPU or a CPU, into a RunError."""
+    """Turn running out of memory, on a GPU or a CPU, into a RunError that names what to lower."""
     try:
         yield
     except MCPAgentError:
@@ -42,19 +42,19 @@ def memory_reported(config: TrainConfig) -> Iterator[None]:
         cause = _cause(error)
         if cause is None:
             raise
-        raise memory_error(cause, config, _phase(cause)) from error
+        phase, said = _phase(cause), " ".join(str(cause).split())
+        when = f" while {phase}" if phase else ""
+        raise RunError(
+            f"out of memory{when}: {said or type(cause).__name__}",
+            where=f"device {config.device}",
+            remedy=f"{what_to_lower(config, phase)}. --resume goes on with it from the last checkpoint",
+        ) from error
 
 
-def memory_error(cause: BaseException, config: TrainConfig, phase: Phase | None) -> RunError:
-    """Return what ran out while `phase` (None: it cannot be told), and which settings to lower."""
-    said = " ".join(str(cause).split())
-    when = f" while {phase}" if phase else ""
+def what_to_lower(config: TrainConfig, phase: Phase | None) -> str:
+    """Return which settings take memory in that phase (None: in any), each with a lower value."""
     remedies = [text for part, text in _settings(config) if phase is None or part == phase]
-    return RunError(
-        f"out of memory{when}: {said or type(cause).__name__}",
-        where=f"device {config.device}",
-        remedy=f"lower one of: {'; '.join(remedies)}. --resume goes on with it from the last checkpoint",
-    )
+    return f"lower one of: {'; '.join(remedies)}"
 
 
 def _settings(config: TrainConfig) -> Iterator[tuple[Phase, str]]:

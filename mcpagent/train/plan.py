@@ -25,14 +25,13 @@ from mcpagent.models.load import (
     resolve_device,
     resolve_dtype,
 )
-from mcpagent.policy.canary import MAX_TEMPERATURE
+from mcpagent.models.out_of_memory import Phase, what_to_lower
 from mcpagent.policy.contract import BackendChoice, choose_backend
 from mcpagent.reward.terms import load_reward
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.tools.setup import configured_servers
 from mcpagent.train.forecast import (
     AIR,
-    ASSUMED_CONTEXT,
     GIB,
     Forecast,
     ModelShape,
@@ -46,7 +45,7 @@ from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.wrapping import refuse_sharding, sharding
 from mcpagent.train.learner.zero3 import read_options
 from mcpagent.train.load import refuse_untrained
-from mcpagent.train.sampler import refuse_shared_engine
+from mcpagent.train.sampler import refuse_shared_engine, refuse_temperature
 from mcpagent.train.settings import is_deterministic
 from mcpagent.train.trackers import require_tracker
 
@@ -75,8 +74,6 @@ class Preflight:
     shape: ModelShape | None
     forecast: Forecast | None
     notes: tuple[str, ...]
-    shards: int = 1  # processes that hold the weights once between them
-    zero3: Mapping[str, Any] | None = None  # DeepSpeed's settings, if ZeRO-3 makes the shards
     pass_tokens: int = MAX_PASS_TOKENS  # of one forward and backward pass
 
     def settled(self, config: TrainConfig) -> TrainConfig:
@@ -131,12 +128,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         require_4bit(device, is_here=target.is_here)
     refuse_missing_attention(config.model.attn_implementation or "", device, is_here=target.is_here)
     backend = _backend(config, target)
-    if backend.backend == "vllm" and config.rollout.temperature > MAX_TEMPERATURE:
-        raise UserError(
-            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes {MAX_TEMPERATURE} at most",
-            where="rollout.temperature",
-            remedy="lower it, or --set rollout.backend=hf",
-        )
+    refuse_temperature(config, backend)
     if config.algorithm == "grpo" and backend.backend == "vllm":
         refuse_shared_engine(config, count=count)
     for tracker in config.tracking.backends:
@@ -180,8 +172,6 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         shape=shape,
         forecast=expected,
         notes=tuple(notes),
-        shards=shards_of(config, count) if parallel else 1,
-        zero3=zero3,
         pass_tokens=config.training.pass_tokens,
     )
     return replace(checked, notes=(*notes, *_memory_notes(config, checked)))
@@ -267,117 +257,30 @@ def _memory_notes(config: TrainConfig, checked: Preflight) -> Iterator[str]:
         )
     if checked.fits is not False:
         return
-    assert checked.forecast is not None and checked.target.memory is not None and checked.shape is not None
+    assert checked.forecast is not None and checked.target.memory is not None
     has, wants = checked.target.memory / GIB, checked.forecast.peak / GIB
-    lower = smaller_settings(config, checked)
-    change = " ".join(f"--set {key}={value}" for key, value in lower.settings)
     if checked.forecast.fixed > checked.target.memory:
-        remedy = f"{change} (forecast {lower.peak / GIB:.1f} GiB)" if lower.fits else "use a smaller model"
         raise UserError(
             f"the run holds {checked.forecast.fixed / GIB:.1f} GiB of weights, gradients and optimiser "
             f"state whatever its batches are, and the {checked.target.kind} device has {has:.1f} GiB",
             where="model.name",
-            remedy=remedy,
+            remedy=what_to_lower(config, "loading the model"),
         )
+    parts = checked.forecast.parts
+    largest = max(parts, key=lambda name: parts[name])
+    phase = _PHASE_OF.get(largest, "loading the model")
     yield (
-        f"memory: the forecast is {wants:.1f} GiB and the {checked.target.kind} device has {has:.1f} GiB; "
-        + (
-            f"lower it to {lower.peak / GIB:.1f} GiB with {change}"
-            if lower.fits
-            else f"{change} lowers it to {lower.peak / GIB:.1f} GiB, which is still too much: use a smaller "
-            "model or a larger device"
-        )
+        f"memory: the forecast is {wants:.1f} GiB and the {checked.target.kind} device has {has:.1f} GiB, of "
+        f"which {largest} would take {parts[largest] / GIB:.1f}; {what_to_lower(config, phase)}"
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Smaller:
-    """Settings in place of those of a run that does not fit, and what they come to (bytes)."""
-
-    settings: tuple[tuple[str, str], ...]
-    peak: float
-    fits: bool
-
-
-# What can be lowered for each part of a forecast, in the order in which it is tried: what changes no result
-# comes before what does.
-_LOWER: dict[str, tuple[tuple[str, Literal["halve", "set"], Any], ...]] = {
-    "activations": (
-        ("model.gradient_checkpointing", "set", True),
-        ("training.micro_batch_tokens", "halve", 1024),
-    ),
-    "kv_cache": (("rollout.num_envs", "halve", 4), ("rollout.max_context_tokens", "halve", 1024)),
-    "vllm": (("vllm.gpu_memory_utilization", "halve", 0.1),),
-    "weights": (
-        ("finetune.mode", "set", "lora"),
-        ("model.dtype", "set", "bfloat16"),
-        ("finetune.mode", "set", "qlora"),
-    ),
-    "gradients": (("finetune.mode", "set", "lora"),),
-    "optimiser": (("finetune.mode", "set", "lora"),),
-    "reference": (("finetune.mode", "set", "lora"),),
-    "sampling_copy": (("model.dtype", "set", "bfloat16"), ("finetune.mode", "set", "qlora")),
+# When a part of the forecast is made; the others are there from the beginning.
+_PHASE_OF: Mapping[str, Phase] = {
+    "kv_cache": "sampling episodes",
+    "activations": "updating the weights",
+    "logits": "updating the weights",
 }
-
-
-def smaller_settings(config: TrainConfig, checked: Preflight) -> Smaller:
-    """Lower what takes the most, again and again, until the run fits or nothing is left to lower."""
-    assert checked.forecast is not None and checked.target.memory is not None and checked.shape is not None
-    memory, now = checked.target.memory, checked.forecast
-    changed: dict[str, Any] = {}
-    while now.peak > AIR * memory:
-        for part in sorted(now.parts, key=lambda name: now.parts[name], reverse=True):
-            step = _lowered(config, part, checked)
-            if step is not None:
-                break
-        else:
-            break
-        key, value = step
-        changed[key] = value
-        config = _with(config, key, value)
-        dtype = resolve_dtype(config.model.dtype, torch.device(checked.target.kind))
-        backend = _backend(config, checked.target).backend
-        now = forecast(
-            config,
-            checked.shape,
-            itemsize=dtype.itemsize,
-            backend=backend,
-            device_bytes=memory,
-            shards=1 if config.finetune.mode == "qlora" else checked.shards,
-            zero3=checked.zero3,
-            is_fused=_is_fused(checked.target, checked.shape),
-            has_own_memory=checked.target.kind != "cpu",
-        )
-    settings = tuple((key, str(value).lower()) for key, value in changed.items())
-    return Smaller(settings=settings, peak=now.peak, fits=now.peak <= AIR * memory)
-
-
-def _lowered(config: TrainConfig, part: str, checked: Preflight) -> tuple[str, Any] | None:
-    """The next setting that makes a part smaller."""
-    assert checked.shape is not None
-    for key, how, bound in _LOWER.get(part, ()):
-        section, _, name = key.partition(".")
-        value = getattr(getattr(config, section), name)
-        if how == "halve":
-            if value is None:  # rollout.max_context_tokens: what the forecast assumes
-                value = min(ASSUMED_CONTEXT, checked.shape.max_context)
-            if value / 2 >= bound:
-                return key, value // 2 if isinstance(value, int) else round(value / 2, 2)
-        elif value != bound and _may_be(key, bound, config, checked):
-            return key, bound
-    return None
-
-
-def _may_be(key: str, value: Any, config: TrainConfig, checked: Preflight) -> bool:
-    """Return whether a setting that is not `value` can be set to it here."""
-    assert checked.shape is not None
-    if key == "model.gradient_checkpointing":
-        return checked.shape.can_checkpoint
-    if key == "finetune.mode":
-        if is_built(config.model.name) or config.finetune.mode == "qlora":
-            return False
-        return config.finetune.mode == "full" if value == "lora" else checked.target.kind == "cuda"
-    return resolve_dtype(config.model.dtype, torch.device(checked.target.kind)).itemsize > 2
 
 
 def _with(config: TrainConfig, key: str, value: Any) -> TrainConfig:

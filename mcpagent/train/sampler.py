@@ -59,12 +59,7 @@ def open_sampler(
         model = model.merge_and_unload()  # an engine has one model, and these adapters never change
     if config.rollout.backend == "auto":
         on_note(f"sampling with {choice.backend}: {choice.why}")
-    if choice.backend == "vllm" and config.rollout.temperature > MAX_TEMPERATURE:
-        raise UserError(
-            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes {MAX_TEMPERATURE} at most",
-            where="rollout.temperature",
-            remedy="lower it, or --set rollout.backend=hf",
-        )
+    refuse_temperature(config, choice)
     renderer = loaded.renderer
     common: dict[str, Any] = {
         "decode": renderer.decode,
@@ -102,6 +97,16 @@ def open_sampler(
             )
         stack.callback(sampler.close)
         yield sampler
+
+
+def refuse_temperature(config: TrainConfig, choice: BackendChoice) -> None:
+    """Raise UserError for a temperature that the backend does not take."""
+    if choice.backend == "vllm" and config.rollout.temperature > MAX_TEMPERATURE:
+        raise UserError(
+            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes {MAX_TEMPERATURE} at most",
+            where="rollout.temperature",
+            remedy="lower it, or --set rollout.backend=hf",
+        )
 
 
 def refuse_shared_engine(config: TrainConfig, *, count: int) -> None:

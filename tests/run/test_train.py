@@ -394,5 +394,5 @@ def test_a_run_that_does_not_fit_is_told_what_to_lower(
     assert done.exit_code == 0, done.output
     plan = json.loads(done.stdout)
     assert plan["fits"] is False
-    assert any("lower it to" in note and "rollout.num_envs=" in note for note in plan["notes"])
-    assert "lower it to" in done.stderr
+    assert any("lower one of: rollout.num_envs (it is 4000: 2000)" in note for note in plan["notes"])
+    assert "lower one of: rollout.num_envs (it is 4000: 2000)" in done.stderr
