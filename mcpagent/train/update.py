@@ -15,10 +15,10 @@ from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.objective.advantages import GradedBatch, assign_credit
 from mcpagent.train.objective.loss import (
-    ApproximateKL,
     Objective,
     SamplerMismatch,
     batch_totals,
+    k3,
     kl_terms,
     policy_loss,
     sampler_weights,
@@ -61,7 +61,6 @@ class UpdateStats:
     tokens: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     drift: SamplerMismatch = field(default_factory=SamplerMismatch)
-    approx_kl: ApproximateKL = field(default_factory=ApproximateKL)
     max_ratio: float = 0.0
     loss: float = 0.0
     value_loss: float | None = None
@@ -85,7 +84,6 @@ class UpdateStats:
         taken = self.optimizer_steps - self.overflows
         summary = {
             **means,
-            "approx_kl": self.approx_kl.total / self.approx_kl.tokens,
             "ratio_max": self.max_ratio,
             **self.drift.summary(),
             "loss": self.loss / steps,
@@ -108,7 +106,6 @@ def combined(parts: Sequence[UpdateStats]) -> UpdateStats:
     for other in others:
         first.add(other.tokens, **other.sums)
         first.drift.join(other.drift)
-        first.approx_kl.join(other.approx_kl)
         first.max_ratio = max(first.max_ratio, other.max_ratio)
         first.loss += other.loss
     value_losses = [p.value_loss for p in parts if p.value_loss is not None]
@@ -343,10 +340,11 @@ class _Update:
         if rows[0].rescored is None:
             # Before the first step the sampler and the trainer have the same weights: what differs is error.
             stats.drift.add(logprobs.detach(), old)
-        stats.approx_kl.add(logprobs.detach(), old)
         stats.max_ratio = max(stats.max_ratio, float(parts.ratio_N.max()))
+        from_old = k3((old - logprobs.detach()).double())  # KL(old || new)
         stats.add(
             len(old),
+            approx_kl=float(from_old.sum()),
             **({"kl": float(parts.kl_N.sum())} if reference is not None else {}),
             clip_fraction=float(parts.is_clipped_N.sum()),
             entropy=float(entropy.detach().sum()),

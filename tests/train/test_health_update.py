@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
-import pytest
-import torch
-
 from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
-from mcpagent.train.update import ApproximateKL, UpdateSettings, UpdateStats, update_policy
+from mcpagent.train.update import UpdateSettings, UpdateStats, update_policy
 from tests.train.world import make_learner, on_policy, some_samples, tiny_model
 
 
@@ -32,16 +27,6 @@ def an_update(*, learning_rate: float, epochs: int) -> UpdateStats:
         first_optimizer_step=1,
         seed=0,
     )
-
-
-def test_the_approximate_kl_is_that_of_hand_worked_ratios() -> None:
-    kl = ApproximateKL()
-    old = torch.tensor([-1.0, -2.0])
-    kl.add(old + torch.tensor([math.log(2.0), math.log(0.5)]), old)
-    # r - 1 - log r: 2 - 1 - 0.6931 = 0.3069 and 0.5 - 1 + 0.6931 = 0.1931; their sum is 0.5.
-    assert kl.total == pytest.approx(0.5, abs=1e-6)
-    kl.add(old, old)
-    assert (kl.total, kl.tokens) == (pytest.approx(0.5, abs=1e-6), 4)
 
 
 def test_an_update_of_one_step_on_its_own_samples_has_not_moved() -> None:

@@ -259,22 +259,3 @@ class SamplerMismatch:
             "sampler_ratio_max": self.max_weight,
             "sampler_ess": self.weight**2 / (self.tokens * self.weight_squared),
         }
-
-
-@dataclass
-class ApproximateKL:
-    """KL(old || new) in nats a sampled token, by k3 (Schulman 2020): r - 1 - log r with r = new / old."""
-
-    tokens: int = 0
-    total: float = 0.0
-
-    def add(self, new_N: torch.Tensor, old_N: torch.Tensor) -> None:
-        """Count tokens by their logprobs (nats) under the new and the old policy."""
-        log_ratio = (new_N - old_N).double()
-        self.tokens += len(log_ratio)
-        self.total += float((log_ratio.exp() - 1.0 - log_ratio).sum())
-
-    def join(self, other: ApproximateKL) -> None:
-        """Take in what another process saw."""
-        self.tokens += other.tokens
-        self.total += other.total
