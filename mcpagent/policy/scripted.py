@@ -32,9 +32,7 @@ _FENCE = re.compile(r"```(?=json|tool_call)")
 _IDENTIFIER = re.compile(r"(?<=[a-z])(?:_id|Id|ID)$")
 _CALL = re.compile(r"\s*[\[{](?=.*\"(?:tool|name|arguments|parameters)\")", re.DOTALL)
 _WRITTEN = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
-_CLAUSE = re.compile(r"[.;:?!,\n]+\s|\b(?:and|then|also|after|before|if|because)\b", re.IGNORECASE)
 _MAX_QUERY_CHARS = 200
-_MAX_INPUT_QUERIES = 3
 
 
 def call_text(name: str, arguments: JsonObject) -> str:
@@ -89,9 +87,8 @@ class GoldPolicy:
     takes the same arguments. Both are drawn from the seed of the episode's first request, and give the
     demonstrations of mixed quality that a warm start learns from.
 
-    Where tools are to be searched for, it searches before it calls: with the user's words, then with those of
-    the tool's name. Without `searches_by_name` it does not use that name, but the clauses of what the user
-    says and what the tools found so far need to be given; it gives up on a tool that these do not find.
+    If tools are to be searched for, it searches before it calls: with the user's words, then with those of
+    the tool's name.
     """
 
     def __init__(
@@ -100,11 +97,9 @@ class GoldPolicy:
         *,
         stop_early: float = 0.0,
         wrong_tool: float = 0.0,
-        searches_by_name: bool = True,
     ) -> None:
         self._tasks = tasks if isinstance(tasks, Sequence) else DiskList(tasks)
         self._places = {task.id: place for place, task in enumerate(self._tasks)}
-        self._searches_by_name = searches_by_name
         self._plans: dict[str, _GoldPlan] = {}  # of open episodes: the tasks may lie in a file
         self._stop_early = stop_early
         self._wrong_tool = wrong_tool
@@ -129,7 +124,7 @@ class GoldPolicy:
         place = self._places.get(episode_id.rpartition("#")[0])
         if place is None:
             raise RunError(f"no task for episode {episode_id!r}; ids are {{task_id}}#{{attempt}}")
-        plan = _GoldPlan(self._tasks[place], searches_by_name=self._searches_by_name)
+        plan = _GoldPlan(self._tasks[place])
         self._plans[episode_id] = plan
         return plan
 
@@ -147,9 +142,8 @@ class GoldPolicy:
 class _GoldPlan:
     """The plan of one task, in the order in which it is played."""
 
-    def __init__(self, task: Task, *, searches_by_name: bool) -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
-        self._searches_by_name = searches_by_name
         self.steps = sorted(task.truth.tool_sequence, key=lambda step: (step.user_turn, step.step))
 
     def next_text(self, request: CompletionRequest, *, flaw: _Flaw) -> str:
@@ -192,7 +186,7 @@ class _GoldPlan:
         said = [m.content for m in self._task.prompt if m.role == "user"][-1]
         if user_turn:
             said = truth.user_turns[user_turn - 1]
-        whole, *clauses = _clauses(said) or ["anything"]
+        whole = " ".join(said.split())[:_MAX_QUERY_CHARS] or "anything"
         check = truth.final_answer
         if not due:
             seeks = truth.abstain and check is not None and check.value == "cannot" and not queries
@@ -200,16 +194,11 @@ class _GoldPlan:
         missing = next((step for step in due if not _is_shown(step, request)), None)
         if missing is None:
             return None
-        if self._searches_by_name:
-            # Two of them find any tool, so that the perfect policy makes no search too many.
-            spoken = f"{missing.server} {missing.tool}".replace("_", " ")
-            chain = [whole, spoken, f"{missing.server}.{missing.tool}"]
-        else:
-            chain = [whole, *clauses, *_needed_inputs(request.tools, search)]
+        # Two of them find any tool, so that the perfect policy makes no search too many.
+        spoken = f"{missing.server} {missing.tool}".replace("_", " ")
+        chain = (whole, spoken, f"{missing.server}.{missing.tool}")
         query = next((query for query in chain if query not in queries), None)
-        if query is not None:
-            return call_text(search, {"query": query})
-        return None if self._searches_by_name else "I could not find a tool for that."
+        return None if query is None else call_text(search, {"query": query})
 
     def sister_tools(self, request: CompletionRequest) -> list[str]:
         """Other offered tools of the first step's server that take its very arguments."""
@@ -329,25 +318,6 @@ def _queries_and_answers(messages: Sequence[JsonObject], search: str | None) -> 
             else:
                 answers.append(message["content"])
     return queries, answers
-
-
-def _clauses(said: str) -> list[str]:
-    """Queries in the user's words: the whole, then its clauses."""
-    whole = " ".join(said.split())
-    clauses = [" ".join(clause.split()) for clause in _CLAUSE.split(said)]
-    several = [clause for clause in clauses if len(clause.split()) > 1 and clause != whole]
-    return list(dict.fromkeys(text[:_MAX_QUERY_CHARS] for text in [whole, *several] if text))
-
-
-def _needed_inputs(tools: Sequence[JsonObject], search: str) -> list[str]:
-    """Queries for what loaded tools need to be given: their first required inputs, in their own words."""
-    queries: list[str] = []
-    for function in (tool["function"] for tool in tools if tool["function"]["name"] != search):
-        schema = function["parameters"]
-        for name in list(schema.get("required", ()))[:1]:
-            text = schema.get("properties", {}).get(name, {}).get("description") or name.replace("_", " ")
-            queries.append(f"find {text}"[:_MAX_QUERY_CHARS])
-    return list(dict.fromkeys(queries))[:_MAX_INPUT_QUERIES]
 
 
 def _is_shown(step: PlanStep, request: CompletionRequest) -> bool:
