@@ -155,7 +155,7 @@ _REMEDY = "copy config.json and the weights from one place: they are of two mode
 Shape = tuple[int, ...]
 
 
-def meta_model(config: Any, *, where: str, trust_remote_code: bool = False) -> Any:
+def meta_model(config: Any, *, where: str) -> Any:
     """Return the architecture of a transformers configuration without weights. Raises UserError if it
     describes no model that can be built."""
     import torch
@@ -163,7 +163,7 @@ def meta_model(config: Any, *, where: str, trust_remote_code: bool = False) -> A
 
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            return AutoModelForCausalLM.from_config(config)
     except Exception as error:  # a boundary: a wrong number fails wherever the library divides by it
         said = str(error).strip().splitlines() or [""]
         raise UserError(

@@ -15,12 +15,11 @@ from mcpagent.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to sample. Training uses temperature only: top-p or top-k would bias the importance ratio."""
+    """How to sample. Training uses temperature only: top-p would bias the importance ratio."""
 
     max_new_tokens: int = 256
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
-    top_k: int = 0  # 0 is off
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ def sample_rows(
     """
     numbers = torch.tensor([uniforms, [s.temperature or 1.0 for s in settings]], device=logits.device)
     probabilities = torch.softmax(logits.float() / numbers[1, :, None], dim=-1)
-    if any(s.top_p < 1.0 or s.top_k > 0 for s in settings):
+    if any(s.top_p < 1.0 for s in settings):
         probabilities = _truncate(probabilities, settings)
     cdf = probabilities.cumsum(-1)
     # The last value is not exactly 1 in floating point: scale the draw instead of clamping the index, which
@@ -45,12 +45,9 @@ def sample_rows(
 
 
 def _truncate(probabilities: torch.Tensor, settings: Sequence[Sampling]) -> torch.Tensor:
-    """Keep each row's top-k tokens, of these the smallest set with mass top_p, and renormalise."""
-    size, device = probabilities.shape[-1], probabilities.device
-    top_k = torch.tensor([[s.top_k or size] for s in settings], device=device)
-    top_p = torch.tensor([[s.top_p] for s in settings], device=device)
+    """Keep the smallest set of each row's likeliest tokens with mass top_p, and renormalise."""
+    top_p = torch.tensor([[s.top_p] for s in settings], device=probabilities.device)
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    ordered = ordered.masked_fill(torch.arange(size, device=device) >= top_k, 0.0)
     before = ordered.cumsum(-1) - ordered  # mass of the likelier tokens
     ordered = ordered.masked_fill((before >= top_p * ordered.sum(-1, keepdim=True)) & (top_p < 1.0), 0.0)
     kept = torch.zeros_like(probabilities).scatter(1, order, ordered)

@@ -95,13 +95,11 @@ def naive_turn(
 
 
 def truncated(probabilities: np.ndarray, settings: Sampling) -> np.ndarray:
-    """The likeliest `top_k` tokens; of these, from the likeliest on, until they hold `top_p` of the mass."""
+    """Tokens from the likeliest on, until they hold `top_p` of the mass."""
     by_mass = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])
-    chosen = by_mass[: settings.top_k or len(by_mass)]
-    wanted = settings.top_p * sum(probabilities[t] for t in chosen)
     kept, mass = np.zeros_like(probabilities), 0.0
-    for token in chosen:
-        if mass >= wanted and settings.top_p < 1.0:
+    for token in by_mass:
+        if mass >= settings.top_p < 1.0:
             break
         kept[token] = probabilities[token]
         mass += probabilities[token]

@@ -294,9 +294,8 @@ def test_each_row_of_a_batch_is_sampled_by_its_own_settings() -> None:
     own = (
         {"temperature": 0.0},
         {"temperature": 0.5},
-        {"top_k": 3},
         {"top_p": 0.6},
-        {"top_k": 9, "top_p": 0.5},
+        {"temperature": 1.7, "top_p": 0.5},
     )
     asked = [request(f"e{i}", [1, 2, 3], seed=i, **settings) for i, settings in enumerate(own)]
     for end in finish(make_engine(model), asked).values():

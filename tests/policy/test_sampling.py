@@ -53,12 +53,6 @@ def test_temperature_reports_the_logprob_of_the_distribution_that_was_sampled() 
     assert draw(LOGITS, 0.7, temperature=0.5) == (1, pytest.approx(math.log(0.09 / 0.365), abs=1e-6))
 
 
-def test_top_k_renormalises_over_what_it_keeps() -> None:
-    # 0.5 and 0.3 remain, of 0.8: a draw of 0.63 is past 0.5 / 0.8 = 0.625.
-    assert draw(LOGITS, 0.62, top_k=2) == (0, pytest.approx(math.log(0.5 / 0.8), abs=1e-6))
-    assert draw(LOGITS, 0.63, top_k=2) == (1, pytest.approx(math.log(0.3 / 0.8), abs=1e-6))
-
-
 def test_top_p_keeps_the_token_that_crosses_the_threshold() -> None:
     # 0.5 < 0.6, so 0.3 is kept too, and nothing else.
     assert draw(LOGITS, 0.999, top_p=0.6) == (1, pytest.approx(math.log(0.3 / 0.8), abs=1e-6))
@@ -79,13 +73,12 @@ def test_a_greedy_row_among_sampled_ones_takes_its_likeliest_token() -> None:
     logits=arrays.arrays(np.float32, 12, elements=st.integers(-24, 24).map(lambda n: n / 4), unique=True),
     uniform=st.floats(0, 1 - 2**-24, width=32),
     temperature=st.sampled_from((0.5, 1.0, 1.7)),
-    top_k=st.integers(0, 12),
     top_p=st.sampled_from((0.1, 0.5, 0.9, 1.0)),
 )
 def test_any_settings_report_the_logprob_of_a_possible_token(
-    logits: np.ndarray, uniform: float, temperature: float, top_k: int, top_p: float
+    logits: np.ndarray, uniform: float, temperature: float, top_p: float
 ) -> None:
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    sampling = Sampling(temperature=temperature, top_p=top_p)
     tokens, logprobs = sample_rows(torch.from_numpy(logits)[None], [uniform], [sampling])
     probabilities = np.exp(logits.astype(np.float64) / temperature)
     expected = truncated(probabilities / probabilities.sum(), sampling)

@@ -105,14 +105,14 @@ def logprobs(model: Any, asked: CompletionRequest, completion: Completion) -> li
     ids, own, sampling = [*asked.token_ids, *completion.token_ids], completion.token_ids, asked.sampling
     logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, len(asked.token_ids) - 1 : -1]
     values = (logits.double() / (sampling.temperature or 1.0)).log_softmax(-1)
-    if sampling.top_p < 1.0 or sampling.top_k:
+    if sampling.top_p < 1.0:
         values = torch.stack([_truncated(row, sampling) for row in values])
     return [float(values[i, token]) for i, token in enumerate(own)]
 
 
 def _truncated(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The likeliest `top_k` tokens, of these the smallest set with mass `top_p`, renormalised."""
-    order = row.argsort(descending=True)[: sampling.top_k or len(row)]
+    """The smallest set of the likeliest tokens with mass `top_p`, renormalised."""
+    order = row.argsort(descending=True)
     share = row[order].softmax(-1)
     kept = order[: int((share.cumsum(-1) < sampling.top_p).sum()) + 1]
     return torch.full_like(row, -torch.inf).index_put((kept,), row[kept].log_softmax(-1))

@@ -259,7 +259,6 @@ def _sampling_params(request: CompletionRequest, stop_ids: list[int], *, room: i
         max_tokens=min(sampling.max_new_tokens, room),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        top_k=sampling.top_k,
         seed=request.seed if is_seeded or request.is_repeatable else None,
         stop_token_ids=stop_ids,
         ignore_eos=True,  # what ends a turn is in stop_ids, the tokenizer's eos included

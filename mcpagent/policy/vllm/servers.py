@@ -218,7 +218,6 @@ class VllmServers:
             "max_tokens": min(sampling.max_new_tokens, self._max_context - len(request.token_ids)),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
             "seed": request.seed if self._is_seeded or request.is_repeatable else None,
             "stop_token_ids": self._stop_ids,
             "ignore_eos": True,
