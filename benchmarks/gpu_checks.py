@@ -151,7 +151,7 @@ class Bench:
 def check_machine(bench: Bench) -> None:
     """What the figures are of."""
     bench.report("python, torch", f"{platform.python_version()}, {torch.__version__}")
-    for package in ("vllm", "bitsandbytes", "liger_kernel"):
+    for package in ("vllm", "bitsandbytes"):
         is_there = importlib.util.find_spec(package) is not None
         bench.report(package, "installed" if is_there else "not installed")
     if bench.has_cuda:

@@ -332,7 +332,7 @@ def test_the_constraints_pin_every_dependency_within_its_range() -> None:
     extras = project["optional-dependencies"]
     for group in (
         project["dependencies"],
-        *(extras[name] for name in ("hf", "report", "gym", "qlora", "fused", "dev")),
+        *(extras[name] for name in ("hf", "report", "gym", "qlora", "dev")),
     ):
         for text in group:
             requirement = Requirement(text)

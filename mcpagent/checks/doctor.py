@@ -135,7 +135,6 @@ EXTRAS = (
     Extra(name="report", use="quickstart and report need it", missing=FAIL),
     Extra(name="gym", use="env check with SkyRL needs it", missing=SKIP),
     Extra(name="vllm", use="optional: faster rollouts on a GPU", missing=SKIP),
-    Extra(name="fused", use="optional: updates on CUDA that keep less", missing=SKIP),
 )
 
 

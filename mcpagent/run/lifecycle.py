@@ -131,12 +131,9 @@ def prove_checkpoints(outcome: TrainOutcome, config: TrainConfig, *, note: Calla
 
 
 def note_kernels(loaded: Loaded, learner: Learner, watch: Watch) -> None:
-    """Say which tool format was chosen and where the trainer cannot pack samples, and why; on a GPU, whether
-    it has fused kernels."""
+    """Say which tool format was chosen and if the trainer cannot pack samples, and why."""
     if loaded.why_format is not None:
         watch.note(loaded.why_format)
-    if loaded.device.type == "cuda" and loaded.fused is not None:
-        watch.note(loaded.fused.why)
     if learner.why_not_packed is not None:
         watch.note(
             f"the trainer pads samples and computes shared prompts once an attempt: {learner.why_not_packed}"

@@ -29,10 +29,9 @@ AIR = 0.95  # share of a device's memory that a run can have: the rest is the dr
 class ModelShape:
     """Counts of parameters and elements. What a layer keeps of each token for its backward pass if nothing
     is computed again, is `layer_elements` in the dtype of the weights and `layer_copies` in float32; with all
-    weights trained, `norm_elements` more. Fused norms keep their inputs, `norm_elements`, and no copies."""
+    weights trained, `norm_elements` more."""
 
     class_name: str
-    kind: str  # `model_type` of transformers
     can_checkpoint: bool
     parameters: int
     root: int  # parameters outside of the layers: embeddings, head, last norm
@@ -44,7 +43,6 @@ class ModelShape:
     layer_elements: int
     layer_copies: int
     norm_elements: int
-    activation_elements: int  # of `layer_elements`, those that a fused feed-forward layer computes again
     cache_elements: int  # of a token, over all layers
     vocabulary: int
     max_context: int
@@ -68,7 +66,6 @@ def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> Model
     normed = 2 * config.hidden_size + (queries + keys if has_qk_norm else 0)
     return ModelShape(
         class_name=type(model).__name__,
-        kind=config.model_type,
         can_checkpoint=model.supports_gradient_checkpointing,
         parameters=sum(p.numel() for p in model.parameters()),
         root=sum(p.numel() for p in model.parameters())
@@ -82,7 +79,6 @@ def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> Model
         layer_elements=4 * feedforward + 2 * config.hidden_size + 2 * queries + 2 * keys,
         layer_copies=normed + 2 * config.num_attention_heads + 2,
         norm_elements=normed,
-        activation_elements=0 if experts else feedforward,
         cache_elements=cache_elements(config),
         vocabulary=config.vocab_size,
         max_context=config.max_position_embeddings,
@@ -137,7 +133,6 @@ def forecast(
     device_bytes: int | None,
     shards: int = 1,
     zero3: Mapping[str, Any] | None = None,
-    is_fused: bool = False,
     has_own_memory: bool = False,
 ) -> Forecast:
     """Return what a process of a run holds. An engine of vLLM on the trainer's GPU has its share of the
@@ -145,7 +140,7 @@ def forecast(
     `shards` is the number of processes that hold the weights once between them, by FSDP2, or by ZeRO-3 if
     there are DeepSpeed's settings `zero3` of it. On an accelerator, which `has_own_memory`, no more episodes
     are sampled at once than fit (see `train.weight_sync`)."""
-    parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf", is_fused=is_fused)
+    parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf")
     parts["gathered"], on_host, copied = 0.0, (), 0.0
     if shards > 1:
         on_host = _on_host(config, zero3)
@@ -210,12 +205,9 @@ def _gathered(
     return (shape.root + 2 * layer + gradients) * itemsize
 
 
-def memory(
-    config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_here: bool, is_fused: bool = False
-) -> dict[str, float]:
+def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_here: bool) -> dict[str, float]:
     """Return bytes by part, each at the moment of a step at which it is largest. `itemsize` is that of the
-    weights; with `samples_here` the episodes are sampled by transformers in this process, with `is_fused`
-    norms and feed-forward layers are liger-kernel's."""
+    weights; with `samples_here` the episodes are sampled by transformers in this process."""
     mode, is_grpo = config.finetune.mode, config.algorithm == "grpo"
     is_full = mode == "full"
     frozen = 0 if is_full else shape.parameters
@@ -244,7 +236,7 @@ def memory(
         "kv_cache": episodes_asked(config) * context * shape.cache_elements * itemsize
         if samples_here
         else 0.0,
-        "activations": tokens * _kept_of_a_token(config, shape, itemsize, is_fused),
+        "activations": tokens * _kept_of_a_token(config, shape, itemsize),
         "logits": min(_LOGITS_CHUNK, tokens * shape.vocabulary) * 4 * _LOGITS_COPIES,
     }
 
@@ -252,19 +244,16 @@ def memory(
 def pass_tokens(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
     """How many tokens a pass on a CPU may have: what it keeps takes no more than the weights, or 1 GiB."""
     room = max(GIB, shape.parameters * itemsize)
-    tokens, each = MAX_PASS_TOKENS, _kept_of_a_token(config, shape, itemsize, is_fused=False)
+    tokens, each = MAX_PASS_TOKENS, _kept_of_a_token(config, shape, itemsize)
     while tokens > _MIN_PASS_TOKENS and tokens * each > room:
         tokens //= 2
     return tokens
 
 
-def _kept_of_a_token(config: TrainConfig, shape: ModelShape, itemsize: int, is_fused: bool) -> int:
+def _kept_of_a_token(config: TrainConfig, shape: ModelShape, itemsize: int) -> int:
     """Bytes of a token for the backward pass; other samples under the same prompt share it."""
     elements, copies = shape.layer_elements, shape.layer_copies
-    if is_fused:
-        elements += shape.norm_elements - shape.activation_elements
-        copies -= shape.norm_elements
-    elif config.finetune.mode == "full":
+    if config.finetune.mode == "full":
         elements += shape.norm_elements
     layer = elements * itemsize + copies * 4
     # After the last layer: its output, the float32 copy of the norm, and what predicts a token.

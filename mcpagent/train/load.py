@@ -16,7 +16,6 @@ from mcpagent.core.threads import available_cores, limit_threads
 from mcpagent.env.tool_format import FormatChoice, measured_format, open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.adapters import causal_lm
-from mcpagent.models.kernels import FusedChoice, choose_fused, fuse
 from mcpagent.models.load import (
     MIN_WIDTH,
     empty_model,
@@ -49,7 +48,6 @@ class Loaded:
     device: torch.device
     max_context: int
     fill: Callable[[Any, Wrapping], None] | None = None  # a model in shards, with the values of its weights
-    fused: FusedChoice | None = None  # which kernels it has; None if none were looked for
     start: Start | None = None
     whole: str | None = None
     why_format: str | None = None  # what `auto` came to, if not to what the template writes
@@ -93,13 +91,12 @@ def load(config: TrainConfig, *, processes: Processes | None = None, start: Star
     if processes is None or sharding(config, processes) is None:
         in_4bit = config.finetune.mode == "qlora"
         model = load_model(name, device=device, in_4bit=in_4bit, **options)
-        fused = fuse_loaded(model, device)
         checkpoint = find_model(name)
         if checkpoint is not None:
             name = str(checkpoint.path)
         is_whole = checkpoint is None or not (checkpoint.path / ADAPTER_FILE).is_file()
         loaded = as_loaded(model, tokenizer, config=config)
-        return replace(loaded, fused=fused, start=start, whole=name if is_whole else None)
+        return replace(loaded, start=start, whole=name if is_whole else None)
 
     def fill(model: Any, wrapping: Wrapping) -> None:
         held = causal_lm(model).state_dict(keep_vars=True).items()
@@ -108,9 +105,8 @@ def load(config: TrainConfig, *, processes: Processes | None = None, start: Star
         put_stored(targets, sources, wrapping=wrapping, where=name)
 
     model = empty_model(name, **options)
-    fused = fuse_loaded(model, device, is_filled=False)
     loaded = as_loaded(model, tokenizer, config=config, is_filled=False)
-    return replace(loaded, device=device, fill=fill, fused=fused, start=start, whole=name)
+    return replace(loaded, device=device, fill=fill, start=start, whole=name)
 
 
 def load_start(
@@ -121,12 +117,6 @@ def load_start(
     refuse_untrained(config.model.name)
     start = processes.broadcast_from_rank0(lambda: settle_start(config, run, on_note=on_note))
     return load(config, processes=processes, start=start)
-
-
-def fuse_loaded(model: Any, device: torch.device, *, is_filled: bool = True) -> FusedChoice:
-    """Give the model the fused kernels that can be had; return what was chosen."""
-    choice = choose_fused(device=device, kind=model.config.get_text_config().model_type)
-    return fuse(model, is_filled=is_filled) if choice.is_used else choice
 
 
 def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig, is_filled: bool = True) -> Loaded:

@@ -17,7 +17,6 @@ from mcpagent.config.schema import MAX_PASS_TOKENS, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.models.architecture import Architecture, find_architecture
-from mcpagent.models.kernels import choose_fused
 from mcpagent.models.load import (
     check_weights,
     refuse_missing_attention,
@@ -161,7 +160,6 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
             device_bytes=target.memory,
             shards=shards_of(config, count) if parallel else 1,
             zero3=zero3,
-            is_fused=_is_fused(target, shape),
             has_own_memory=target.kind != "cpu",
         )
     checked = Preflight(
@@ -196,10 +194,6 @@ def _backend(config: TrainConfig, target: TargetDevice) -> BackendChoice:
         has_servers=bool(config.vllm.servers),
         is_here=target.is_here,
     )
-
-
-def _is_fused(target: TargetDevice, shape: ModelShape) -> bool:
-    return choose_fused(device=torch.device(target.kind), kind=shape.kind, is_here=target.is_here).is_used
 
 
 def _is_here(kind: str) -> bool:

@@ -20,7 +20,7 @@ from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.reference import EmaReference
 from mcpagent.train.learner.wrapping import Fsdp, Shards, refuse_sharding, sharding
 from mcpagent.train.learner.zero3 import Zero3
-from mcpagent.train.load import Loaded, fuse_loaded
+from mcpagent.train.load import Loaded
 from mcpagent.train.objective.value import named_parameters, new_value_head
 
 _REFERENCE_DECAY = 0.4  # share of an ema reference that stays at each of its updates
@@ -130,5 +130,4 @@ def _frozen(loaded: Loaded, config: TrainConfig) -> Any:
             attn_implementation=config.model.attn_implementation,
             trust_remote_code=config.model.trust_remote_code,
         )
-        fuse_loaded(model, loaded.device, is_filled=False)
     return model.requires_grad_(False).eval()
