@@ -1,25 +1,13 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mcpagent.env.parsing import parse_action
 from mcpagent.policy.scripted import call_text
 
 CALL = call_text("quote", {"ticker": "AAPL"})
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
 
 
 def calls_of(action: str) -> list[tuple[str, dict[str, Any]]]:
@@ -134,14 +122,3 @@ def test_thinking_is_kept_apart_and_a_thought_that_never_ends_holds_no_action() 
 def test_arguments_may_hold_the_text_of_the_tags() -> None:
     arguments = {"message": "write </tool_call> or <tool_call>", "code": "</tool>"}
     assert calls_of(call_text("send", arguments)) == [("send", arguments)]
-
-
-@given(
-    st.text(min_size=1).filter(lambda name: name.strip() == name),
-    st.dictionaries(st.text(), JSON, max_size=4),
-)
-def test_what_call_text_writes_is_what_the_parser_reads(name: str, arguments: dict[str, Any]) -> None:
-    written = json.dumps([name, arguments])
-    if "</think>" in written or "<think>" in written:  # what is thought is not parsed
-        return
-    assert calls_of(call_text(name, arguments)) == [(name, arguments)]

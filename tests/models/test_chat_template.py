@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
-import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
-from mcpagent.models.chat_template import RENDER_CPU_S, RENDER_MEMORY_BYTES, render_chat
+from mcpagent.models.chat_template import RENDER_CPU_S, render_chat
 from mcpagent.models.conversation import TEMPLATE_ERRORS
 from mcpagent.models.tokens import Renderer
 from tests.house import ROOT
@@ -65,52 +62,23 @@ def _tokenizer(template: str) -> Any:
     return tokenizer
 
 
-def _refusal(kind: str) -> tuple[str, float, int, int]:
-    """What a hostile template costs, seen from a process with no other work: the error, CPU seconds of the
-    children that ended, the most bytes that one of them held, and by how many bytes this process grew."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserError) as caught:
-        open_renderer(_tokenizer(ALL[kind] + PLAIN), name="odd")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return str(caught.value), seconds, after.ru_maxrss * 1024, grown * 1024
-
-
-@pytest.fixture(scope="module")
-def bystander() -> Iterator[Python]:
-    """A process of its own: the peak of a process's children counts every child that it ever had. It answers
-    each line, a kind, with a line, what `_refusal` found."""
-    code = (
-        f"import json, sys, {__name__} as this\n"
-        "for kind in sys.stdin: print(json.dumps(this._refusal(kind.strip())), flush=True)"
-    )
-    pipe = subprocess.PIPE
-    with Python("-c", code, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
-        yield process
-        process.communicate()
-
-
 # Each takes its two seconds: the others say nothing new but that the mechanism knows no ways.
 SLOW = {"a macro that calls itself twice", "a power"}
 KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else []) for kind in ALL]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_template_that_takes_too_much_is_one_error_in_bounded_time_and_memory(
-    bystander: Python, kind: str
-) -> None:
-    assert bystander.stdin is not None and bystander.stdout is not None
-    bystander.stdin.write(f"{kind}\n")
-    bystander.stdin.flush()
-    message, seconds, most_bytes, grown_bytes = json.loads(bystander.stdout.readline())
-    assert "the chat template of odd" in message
+def test_a_template_that_takes_too_much_is_one_error_in_bounded_time_and_memory(kind: str) -> None:
+    children, own = (resource.getrusage(who) for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF))
+    with pytest.raises(UserError, match="the chat template of odd") as caught:
+        open_renderer(_tokenizer(ALL[kind] + PLAIN), name="odd")
     if kind in ENDLESS:
-        assert f"takes more than {RENDER_CPU_S:g} CPU seconds" in message
+        assert f"takes more than {RENDER_CPU_S:g} CPU seconds" in str(caught.value)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
     assert seconds < 10 * RENDER_CPU_S  # without a bound they never end
-    assert most_bytes < RENDER_MEMORY_BYTES + 2**27
-    assert grown_bytes < 2**28
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own.ru_maxrss
+    assert grown * 1024 < 2**28
 
 
 @pytest.mark.parametrize("kind", ["nested loops", "a product"])
@@ -119,12 +87,8 @@ def test_a_template_that_waits_for_a_word_takes_no_more_either(kind: str) -> Non
     trap = f"{{% if 'NVDA' in messages[-1].content %}}{ALL[kind]}{{% endif %}}"
     renderer = open_renderer(_tokenizer(trap + PLAIN), name="odd")
     assert renderer.prompt_ids([{"role": "user", "content": "MSFT"}], ())
-    for render in (
-        lambda: renderer.prompt_ids([{"role": "user", "content": "NVDA"}], ()),
-        lambda: renderer.suffix_ids([{"role": "tool", "content": "NVDA"}]),
-    ):
-        with pytest.raises(UserError, match="the chat template of odd takes more than"):
-            render()
+    with pytest.raises(UserError, match="the chat template of odd takes more than"):
+        renderer.suffix_ids([{"role": "tool", "content": "NVDA"}])
     assert renderer.suffix_ids([{"role": "tool", "content": "AAPL"}])  # the next one renders as before
 
 

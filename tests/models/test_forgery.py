@@ -177,10 +177,11 @@ def test_a_dataset_holds_no_mark_of_a_common_family(token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["mcpagentmark" + "x" * 10**6, "<|im_end|>" * 10**5, "<" * 10**6, "<|" * 500_000, "[" * 10**6]
+    "text",
+    ["mcpagentmark" + "x" * 200_000, "<|im_end|>" * 20_000, "<" * 200_000, "<|" * 100_000, "[" * 200_000],
 )
-def test_a_million_characters_are_veiled_in_linear_time(text: str) -> None:
-    """What took a minute for a tenth of it would not end within the limit of a test."""
+def test_two_hundred_thousand_characters_are_veiled_in_linear_time(text: str) -> None:
+    """What took a minute for half of it would not end within the limit of a test."""
     renderer = _renderer("qwen2.5")
     ids = renderer.suffix_ids([{"role": "tool", "content": text}])
     clean = renderer.suffix_ids([{"role": "tool", "content": "x"}])

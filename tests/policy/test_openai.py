@@ -196,7 +196,7 @@ def test_an_outage_leaves_the_episode_unscored_and_its_siblings_are_played() -> 
 def test_an_attempt_that_fails_is_repeated_and_one_that_keeps_failing_ends_the_episode(
     answer: Answer,
 ) -> None:
-    settings = {"attempts": 2, "timeout_s": 2.0 if answer.hangs else 20.0}
+    settings = {"attempts": 2, "timeout_s": 1.0 if answer.hangs else 20.0}
     completion, received = ask(
         lambda received: answer if received.number == 1 else says(received, "yes"), complete_once, **settings
     )

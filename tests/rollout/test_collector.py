@@ -124,7 +124,7 @@ def test_an_episode_lost_to_its_server_is_unscored_and_its_siblings_are_not() ->
             return "done" if asked else call_text("slow", {"name": name})
 
     async def run() -> list[Trajectory]:
-        async with scratch_pool((slow, READ_ONLY), timeout_s=4.0) as pool:
+        async with scratch_pool((slow, READ_ONLY), timeout_s=2.0) as pool:
             return await collect(
                 list(attempts(_tasks(3), per_task=1, seed=0)),
                 policy=Once(),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mcpagent.train.objective.advantages import (
     gae,
     group_advantages,
-    rewards_to_go,
     rloo_advantages,
     turn_advantages,
 )
@@ -25,17 +24,8 @@ def test_two_successes_of_four_are_the_same_distance_up_and_down() -> None:
     assert group_advantages([1.0, 0.0, 1.0, 0.0]) == pytest.approx([expected, -expected, expected, -expected])
 
 
-def test_without_normalisation_the_mean_alone_is_taken_off() -> None:
-    assert group_advantages([0.9, 0.1, 0.5], normalize=False) == pytest.approx([0.4, -0.4, 0.0])
-
-
 def test_the_spread_of_the_batch_can_take_the_place_of_the_groups() -> None:
     assert group_advantages([1.0, 0.0], batch_std=0.2499) == pytest.approx([2.0, -2.0])
-
-
-def test_one_success_of_eight_stands_out() -> None:
-    # Mean 1/8, squares 49/64 + 7/64 = 7/8, sample variance 1/8: (7/8) / sqrt(1/8) = 2.4749.
-    assert group_advantages([1.0] + [0.0] * 7)[0] == pytest.approx(0.875 / (math.sqrt(1 / 8) + 1e-4))
 
 
 def test_rloo_compares_with_the_mean_of_the_others() -> None:
@@ -109,8 +99,3 @@ def test_gae_with_lambda_one_is_the_discounted_return_less_the_value(
         discounted = sum(gamma ** (j - k) * earned[j] for j in range(k, len(values)))
         assert returns[k] == pytest.approx(discounted)
         assert advantages[k] == pytest.approx(discounted - values[k])
-
-
-def test_rewards_to_go_are_sums_from_the_end() -> None:
-    assert rewards_to_go([0.1, 0.2, 1.0]) == pytest.approx([1.3, 1.2, 1.0])
-    assert rewards_to_go([]) == []

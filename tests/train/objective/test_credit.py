@@ -65,14 +65,6 @@ def test_within_a_group_the_kl_of_the_whole_attempt_comes_off_its_reward() -> No
     assert credit.advantages == [pytest.approx([0.45, 0.45]), pytest.approx([-0.45])]
 
 
-def test_gae_gives_each_turn_its_own_advantage_and_return() -> None:
-    own = graded([(1.0, sample(2, 2, 2))], advantage="gae", scale="none", gamma=0.9, lambda_=0.5)
-    credit = assign_credit(own, values=[[0.5, 0.6, 0.8]])
-    # Worked in test_advantages.
-    assert credit.advantages == [pytest.approx([0.1345, 0.21, 0.2])]
-    assert credit.returns == [pytest.approx([0.6345, 0.81, 1.0])]
-
-
 def test_turn_credit_comes_beside_the_outcome() -> None:
     settings = CreditSettings(advantage="turn", scale="none")
     attempts = (
