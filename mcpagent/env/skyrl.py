@@ -110,7 +110,7 @@ class MCPToolEnv(BaseTextEnv):
     """One episode of one dataset record. The whole reward is given at the last step.
 
     `begin`, `take`, `finish` and `end` are the same for callers with an event loop: they run on the I/O
-    thread (`start_servers(...).io`) and block no thread of anybody.
+    thread (`start_servers(...).io`) and block no other thread.
     """
 
     def __init__(self, env_config: object = None, extras: Mapping[str, Any] | None = None) -> None:

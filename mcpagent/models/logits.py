@@ -73,7 +73,7 @@ def output_head(model: Any, *, with_hooks: bool = True) -> Callable[[torch.Tenso
 @torch.no_grad()
 def refuse_other_logits(model: Any, *, name: str, as_root: Callable[..., Any] | None = None) -> None:
     """Raise UserError if the model's logits on a few tokens are not those of `output_head`: an
-    architecture may do what no setting says. Where weights are in shards, `as_root` calls a function as a
+    architecture may do what no setting says. If weights are in shards, `as_root` calls a function as a
     pass of the module that gathers them, and all processes call this."""
     inner = causal_lm(model)
     was_training = inner.training

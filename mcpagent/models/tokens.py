@@ -187,7 +187,7 @@ class Renderer:
         return self._encode_veiled(self._format.between(hidden, ended_by=ended_by), veil)
 
     def _encode_veiled(self, text: str, veil: _Veil) -> tuple[int, ...]:
-        """Return what was hidden is encoded in two pieces, neither of which is the control token."""
+        """Encode what was hidden in two pieces, neither of which is the control token."""
         text, *rest = veil.split(text)
         ids: list[int] = []
         for number, following in zip(rest[::2], rest[1::2], strict=True):

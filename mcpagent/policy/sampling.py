@@ -66,7 +66,7 @@ class OpenTurn:
 
     @classmethod
     def begin(cls, request: CompletionRequest, *, max_context: int, version: int) -> OpenTurn:
-        """Return the stream of random numbers belongs to the request's seed alone."""
+        """Return the turn of a request; its random numbers depend on the request's seed alone."""
         room = min(request.sampling.max_new_tokens, max_context - len(request.token_ids))
         uniforms = np.random.default_rng(request.seed).random(room, dtype=np.float32).tolist()
         return cls(request, uniforms, [(version, 0)])

@@ -138,7 +138,7 @@ def calls_not_learned(records: Sequence[JsonObject], *, is_over: bool = False) -
     if begun >= _HARDLY_BEGUN or (loss > _LEARNED and not is_over):
         return None
     return (
-        "calls are not learned: where a demonstration makes one, the model begins it with probability "
+        "calls are not learned: when a demonstration makes one, the model begins it with probability "
         f"{begun:.1g}, at a loss of {loss:.2g}. If it was never trained on what a call begins with, another "
         "rollout.tool_format begins otherwise, and finetune.mode=full trains that"
     )

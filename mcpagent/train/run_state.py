@@ -121,7 +121,7 @@ class Actor(Protocol):
         ...
 
     def sync(self) -> JsonObject:
-        """Return the weights have changed. Returns what it measured, for the step's record."""
+        """Bring the new weights to the policy; returns what that measured, for the step's record."""
         ...
 
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:

@@ -144,7 +144,7 @@ _PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
 def typed_values(values: Mapping[str, str], schema: JsonObject | None) -> JsonObject:
     """Return each value as the type that the schema gives its key.
 
-    A text that the type does not allow stays what it reads as, so that the schema check names it. Where the
+    A text that the type does not allow stays what it reads as, so that the schema check names it. If the
     schema says nothing, what reads as JSON is JSON. Never raises.
     """
     properties = (schema or {}).get("properties")

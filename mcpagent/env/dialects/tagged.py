@@ -72,8 +72,7 @@ _CLOSING = re.compile(r"\s*</tool_call>")
 
 
 def _read_hermes(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
-    """Return the JSON is decoded before the closing tag is looked for, since an argument may hold the
-    tag's text."""
+    """Decode the JSON before looking for the closing tag: an argument may hold the tag's text."""
     try:
         value, end = decode_json(body, position)
     except NotACall as problem:

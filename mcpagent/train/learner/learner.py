@@ -339,7 +339,7 @@ class Learner:
         return self.scorer(batch, temperature, entropy_gradient=entropy_gradient, value_at=value_at)
 
     def measuring_states(self) -> AbstractContextManager[None]:
-        """Return what is scored in here, by all processes, tells a new value head how states are
+        """Return the context in which what all processes score tells a new value head how states are
         distributed."""
         if self._value_head is None:
             return nullcontext()

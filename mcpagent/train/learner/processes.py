@@ -59,7 +59,7 @@ class _RollCall:
         """Stop the signs of life. A thread inside the store while the interpreter ends would abort the
         process (exit code -6)."""
         self._is_over.set()
-        self._thread.join(_LONGEST_CLOSE_S)  # a store whose host is stopped answers nobody
+        self._thread.join(_LONGEST_CLOSE_S)  # a store whose host is stopped does not answer
 
     def _connect(self) -> Store:
         """Whoever hosts the store (the launcher, or the first process), all are its clients."""
@@ -164,7 +164,7 @@ class Processes:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Where a process inside is lost, the others end too, and one of them says so, as RunError. The
+        """If a process is lost inside, the others end too, and one of them says so, as RunError. The
         others raise SystemExit."""
         try:
             yield

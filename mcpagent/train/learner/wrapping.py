@@ -80,7 +80,7 @@ class Wrapping(Protocol):
         ...
 
     def masters(self, trained: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor] | None:
-        """Return the float32 weights that are kept next to those of the model; None if nobody does yet."""
+        """Return the float32 weights that are kept next to the model's; None if they are still to be made."""
         ...
 
     def moments(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
