@@ -75,7 +75,7 @@ def open_sampler(
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             seeded = is_deterministic(loaded.device)
             servers = VllmServers(config.vllm.servers, version=-1, is_seeded=seeded, **common)
-            sampler = vllm_sampler(servers, model, folder=folder, learner=learner, on_note=on_note)
+            sampler = vllm_sampler(servers, model, folder=folder, learner=learner)
         else:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="mcpagent-vllm-")))
             settings = _vllm_settings(loaded, config, model=model, contexts=slots, folder=folder)
@@ -91,7 +91,7 @@ def open_sampler(
                 del common["max_context"]
                 engine = VllmPolicy(settings, threads=threads, version=-1 if is_trained else 0, **common)
             sampler = (
-                vllm_sampler(engine, model, folder=folder, learner=learner, on_note=on_note)
+                vllm_sampler(engine, model, folder=folder, learner=learner)
                 if is_trained
                 else RolloutEngine(policy=engine, push=lambda: None, close=engine.close)
             )

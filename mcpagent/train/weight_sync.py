@@ -22,7 +22,7 @@ from mcpagent.policy.vllm.engine import VllmPolicy
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.policy.vllm.worker import digest, weight_sums
 from mcpagent.train.batch.samples import sample_from_segments
-from mcpagent.train.forecast import AIR, GIB
+from mcpagent.train.forecast import AIR
 from mcpagent.train.learner.learner import Learner
 
 _SCORED_TOKENS = 4096  # of one forward pass of the canary
@@ -121,13 +121,12 @@ def vllm_sampler(
     *,
     folder: Path,
     learner: Learner | None = None,
-    on_note: Callable[[str], None] = lambda _: None,
 ) -> RolloutEngine:
     """Sampling with vLLM in this process or behind HTTP. The weights of a `learner` that holds shards are
     gathered by all processes first; then one of them sends them to servers.
 
     Adapters are written to `folder`, which servers must be able to read too; so are whole checkpoints for
-    servers. The first push makes version 0, and `on_note` is told what memory the engines hold then."""
+    servers. The first push makes version 0."""
     kept: deque[Path] = deque()
     has_adapters = hasattr(model, "peft_config")
     if has_adapters and (others := adapted_beside_linear(model)):
@@ -171,8 +170,6 @@ def vllm_sampler(
                 engine.follow(adapter)
 
     push()
-    for line in memory_lines(engine.memory()):
-        on_note(line)
     compare = _adapters_served if has_adapters else _WeightsServed()
     holds_shards = learner is not None and learner.wrapping.is_sharded
     return RolloutEngine(
@@ -183,26 +180,6 @@ def vllm_sampler(
         # Shards have no digests of whole weights: there the tokens of the proof alone tell.
         read_back=None if holds_shards else lambda: compare(model, engine.served()),
     )
-
-
-def memory_lines(engines: Mapping[str, Sequence[JsonObject]]) -> list[str]:
-    """Return what each worker of the engines holds, a line each, as its engine says."""
-    names = {
-        "weights": "weights",
-        "cache": "cache",
-        "activations": "activations of a step at most",
-        "graphs": "CUDA graphs",
-    }
-    lines: list[str] = []
-    for engine, workers in engines.items():
-        for worker in workers:
-            parts = [f"{text} {worker[k] / GIB:.2f}" for k, text in names.items() if worker[k] is not None]
-            free, total = worker["free"] / GIB, worker["total"] / GIB
-            lines.append(
-                f"{engine} holds on {worker['device']}, in GiB: {', '.join(parts)}; "
-                f"{free:.1f} of {total:.1f} are free"
-            )
-    return lines
 
 
 def _adapters_served(model: Any, served: Mapping[str, Sequence[JsonObject]]) -> Arrival:

@@ -159,10 +159,6 @@ class VllmEngine:
         number = None if self._adapter is None else self._adapter.lora_int_id
         return self._llm.collective_rpc("mcpagent_adapter", args=(number,))
 
-    def memory(self) -> list[JsonObject]:
-        """Return what each worker holds (`policy.vllm.worker.WeightLoading.mcpagent_memory`)."""
-        return self._llm.collective_rpc("mcpagent_memory")
-
     def sleep(self) -> None:
         """Weights to host memory, cache dropped. Nothing may be running."""
         if self._settings.can_sleep and not self._llm.is_sleeping():
@@ -396,10 +392,6 @@ class VllmPolicy(EnginePolicy[VllmEngine]):
     def served(self) -> dict[str, list[JsonObject]]:
         """Checksums of what samples, by engine and worker (see `policy.vllm.worker`)."""
         return {_HERE: self._thread.call(lambda: self._thread.engine.served())}
-
-    def memory(self) -> dict[str, list[JsonObject]]:
-        """Return what the engine holds, by engine and worker (see `policy.vllm.worker`)."""
-        return {_HERE: self._thread.call(lambda: self._thread.engine.memory())}
 
     def sleep(self) -> None:
         """Give the device's memory to the trainer until `wake`. Nothing may be running."""

@@ -141,13 +141,7 @@ class VllmServers:
 
     def served(self) -> dict[str, list[JsonObject]]:
         """Checksums of what samples, by server and worker (see `policy.vllm.worker`)."""
-        return self._read("mcpagent_weights" if self._adapter is None else "mcpagent_adapter")
-
-    def memory(self) -> dict[str, list[JsonObject]]:
-        """Return what the servers hold that tell, by server and worker (see `policy.vllm.worker`)."""
-        return self._read("mcpagent_memory")
-
-    def _read(self, method: str) -> dict[str, list[JsonObject]]:
+        method = "mcpagent_weights" if self._adapter is None else "mcpagent_adapter"
         alive = [server for server in self._servers if server.is_alive]
 
         async def ask() -> list[Any]:

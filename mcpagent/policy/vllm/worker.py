@@ -103,27 +103,6 @@ class WeightLoading:
                 _add(sums, "head" if is_head else group_of(f"{name}.weight"), part)
         return {"dtype": str(dtype).removeprefix("torch."), "columns": columns, "sums": sums}
 
-    def mcpagent_memory(self: Any) -> dict[str, Any]:
-        """Return what this worker holds now, in bytes: its weights with the slots of adapters, its cache
-        of keys and values, and, as vLLM measured them when it began, the most that a step takes besides
-        (`activations`) and its CUDA graphs; None if it measured none. `free` and `total` are of the
-        device."""
-        runner, device = self.model_runner, torch.device(self.device)
-        if device.type == "cpu":
-            page = os.sysconf("SC_PAGE_SIZE")
-            free, total = (os.sysconf(name) * page for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
-        else:
-            free, total = torch.accelerator.get_memory_info(device)
-        return {
-            "device": str(device),
-            "weights": _bytes_of(_held_by(self.get_model())),
-            "cache": _bytes_of(_tensors_in(runner.kv_caches)),
-            "activations": getattr(self, "peak_activation_memory", None),
-            "graphs": getattr(self, "cudagraph_memory_estimate", None),
-            "free": free,
-            "total": total,
-        }
-
 
 class TokenGuard:
     """Asks every request for the token of the environment, development routes included, which vLLM's own
@@ -142,33 +121,6 @@ class TokenGuard:
             await send({"type": "http.response.body", "body": b""})
             return
         await self._app(scope, receive, send)
-
-
-def _held_by(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters, buffers, and the slots of adapters, which layers keep as attributes. On CPU a layer that
-    packed its weight holds it if no tensor shows it; its size is that of the product."""
-    yield from model.parameters()
-    yield from model.buffers()
-    for module in model.modules():
-        yield from _tensors_in([value for name, value in vars(module).items() if name.startswith("lora_")])
-        is_packed = "cpu_linear" in vars(module)  # a layer of adapters shows that of the layer inside it
-        if is_packed and not any(p.numel() for p in module.parameters(recurse=False)):
-            shape = (getattr(module, "output_size", 0), getattr(module, "input_size", 0))
-            yield torch.empty(shape, dtype=next(module.parameters()).dtype)
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors_in(item)
-
-
-def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Of their memory, counted once if tensors share it."""
-    storages = [tensor.untyped_storage() for tensor in tensors]  # all alive, so that no address comes twice
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def digest(matrix: torch.Tensor) -> str:
