@@ -7,12 +7,11 @@ on adapters, a merged export. Whoever evaluates, exports, trains on or serves a 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import gc
 import importlib.util
 import logging
 import os
-import sys
+import platform
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -351,17 +350,19 @@ def map_large_blocks() -> None:
     """Tell glibc to map every block of 1 MiB or more by itself. Otherwise what is freed on a CPU stays in the
     heap between what is kept: of checkpointing as much again as without it, of shards, whose layers are
     gathered and let go, as much as the gathered layers. Mapping costs about a third more time."""
-    _glibc("mallopt", -3, 1 << 20)  # M_MMAP_THRESHOLD
+    if (glibc := _glibc()) is not None:
+        glibc.mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
 
 
 def trim_heap() -> None:
     """Have glibc give back what is free in its heap: more than the shards of a model just loaded."""
-    _glibc("malloc_trim", 0)
+    if (glibc := _glibc()) is not None:
+        glibc.malloc_trim(0)
 
 
-def _glibc(function: str, *arguments: int) -> None:
-    if sys.platform == "linux" and (name := ctypes.util.find_library("c")):
-        getattr(ctypes.CDLL(name), function, lambda *_: 0)(*arguments)
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    return ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
 
 
 def is_quantised(model: Any) -> bool:

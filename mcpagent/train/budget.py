@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import operator
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import psutil
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.models.load import trim_heap
 from mcpagent.tools.metrics import PoolMetrics, ServerMetrics, ToolMetrics
 
 
@@ -99,16 +96,8 @@ def resident_mib(*, trimmed: bool = False) -> float:
     show the largest batch so far, not what is in use, and hide a leak behind it. Taking pages again costs
     some tens of milliseconds, too much for steps that are themselves that short."""
     if trimmed:
-        _trim()(0)
+        trim_heap()
     return psutil.Process().memory_info().rss / 2**20
-
-
-@lru_cache(maxsize=1)
-def _trim() -> Callable[[int], int]:
-    """Call `malloc_trim` of glibc; elsewhere nothing needs to be done."""
-    name = ctypes.util.find_library("c") if sys.platform == "linux" else None
-    library = ctypes.CDLL(name) if name else None
-    return getattr(library, "malloc_trim", lambda _: 0)
 
 
 T = TypeVar("T")
