@@ -21,13 +21,21 @@ from mcpagent.synth.explore.effects import MOST_CHECKS, check_of, covering, fold
 from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, scalars
 from mcpagent.synth.explore.invented import invented_like, known_values
 from mcpagent.synth.explore.walks import Step, Walk, replaced_in
-from mcpagent.synth.explore.words import IDENTIFIERS, name_words, noun_in, spaced, stays_here, topic, words_of
+from mcpagent.synth.explore.words import (
+    IDENTIFIERS,
+    name_words,
+    noun_in,
+    singular,
+    stays_here,
+    topic,
+    words_of,
+)
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text
 
 _TRIES = 6  # calls of a tool, before it is left alone
 _READS = 24  # calls that look for an effect
 _OF_A_TOOL = 3  # of them, with arguments that are known
-_LIKELY, _POSSIBLE = 2.0, 1.0  # scores: how much the names say that a value is of that kind
+_LIKELY = 2.0  # the score of a value of which the names say that it is of that kind
 _CREATES = words_of("add create new insert make put record register save write append remember post log")
 _NAMING = words_of("name title label subject heading filename")
 _PROSE = words_of("text content body message note description comment summary remark observation")
@@ -48,68 +56,63 @@ class Change:
 
 
 class _Slots:
-    """The arguments of a tool that changes something, and values for them: that are `told` by the facts, or
-    new, made `like` those that are."""
+    """The arguments of a tool that changes something, and values for them: by their number, what the facts
+    tell (`told`), and which name what is there already (`existing`): the task of a new comment, what is to be
+    deleted."""
 
     def __init__(self, spec: ToolSpec, facts: Sequence[Fact], taken: set[str], seed: int) -> None:
         self.spec, self.taken = spec, taken
         self.facts = [fact for fact in facts if fact.spec.server == spec.server]
         self.shape = argument_shape(spec)
         self.slots = self.shape.required
-        self.told: list[list[Any]] = []
-        self.like: list[list[Any]] = []  # of which the names say less
         for slot in self.slots:
             add_own_values(slot, spec, seed=seed)
-            given = list(self._given(slot))
-            told = self._accepted(slot) or [value for value, score in given if score >= _LIKELY]
-            self.told.append(list(dict.fromkeys(told)))
-            self.like.append([value for value, score in given if score >= _POSSIBLE])
-        self.existing = frozenset(number for number, slot in enumerate(self.slots) if self._exists(slot))
+        accepted = [self._accepted(slot) for slot in self.slots]
+        self.told = [
+            list(dict.fromkeys(accepted[n] or self._given(slot))) for n, slot in enumerate(self.slots)
+        ]
+        self.existing = frozenset(
+            number
+            for number, slot in enumerate(self.slots)
+            if self.told[number] and self._is_name(slot, bool(accepted[number])) and not self._is_made(slot)
+        )
 
     def _accepted(self, slot: Slot) -> list[Any]:
         """Return what other tools of the server took for a parameter of that name."""
         given = (pair for fact in self.facts for pair in (*fact.texts, *fact.numbers))
         return [value for name, value in given if name_words(name) == name_words(slot.name)]
 
-    def _given(self, slot: Slot) -> Iterator[tuple[Any, float]]:
-        """Yield what the facts give that may be for the slot, and how much the names say so."""
+    def _given(self, slot: Slot) -> Iterator[Any]:
+        """Yield what the facts give that is likely to be for the slot."""
         for fact in self.facts:
             for value, leaf, prefix in given_by(fact):
-                kind = (
-                    None if leaf.in_prose else learned_kind(slot, self.spec, fact.spec, value, leaf, prefix)
-                )
-                if kind is not None:
-                    yield value, kind[1]
+                kind = learned_kind(slot, self.spec, fact.spec, value, leaf, prefix)
+                if kind is not None and not leaf.in_prose and kind[1] >= _LIKELY:
+                    yield value
 
-    def _exists(self, slot: Slot) -> bool:
-        """Whether a slot names what is there already: the task of a new comment, what is to be deleted."""
-        if not self.told[self.slots.index(slot)] or slot.schema.get("enum"):
-            return False
-        words = set(spaced(slot.name).split())
-        is_name = slot.form == "path" or bool(words & (_NAMING | IDENTIFIERS) or self._accepted(slot))
-        noun = questions.singular(noun_in(slot.name))
-        is_made = bool(set(spaced(self.spec.name).split()) & _CREATES) and noun in (
-            "",
-            questions.singular(topic(self.spec).rpartition(" ")[2]),
-        )
-        return is_name and not is_made and not words & _PROSE
+    def _is_name(self, slot: Slot, is_accepted: bool) -> bool:
+        words = {*name_words(slot.name)}
+        is_name = is_accepted or slot.form == "path" or words & (_NAMING | IDENTIFIERS)
+        return bool(is_name) and not slot.schema.get("enum") and not words & _PROSE
+
+    def _is_made(self, slot: Slot) -> bool:
+        """Whether the slot names what the tool makes: the `title` or the `note` of `add_note`."""
+        noun = singular(noun_in(slot.name))
+        made = singular(topic(self.spec).rpartition(" ")[2])
+        return bool({*name_words(self.spec.name)} & _CREATES) and noun in ("", made)
 
     def is_new(self, number: int) -> bool:
         """Return whether a slot takes the name of something new."""
         slot = self.slots[number]
-        is_name = bool(set(name_words(slot.name)) & _NAMING) or slot.form == "path"
+        is_name = bool({*name_words(slot.name)} & _NAMING) or slot.form == "path"
         return slot.type == "string" and is_name and number not in self.existing
 
     def drawn(self, rng: Random) -> tuple[Any, ...] | None:
-        """Return a value for each slot; None if one has none."""
-        values: list[Any] = []
-        for number in range(len(self.slots)):
-            options = self._options(number, rng)
-            value = rng.choice(options) if options else None
-            if value is None or any(value == other for other in values if isinstance(value, str)):
-                return None
-            values.append(value)
-        return tuple(values)
+        """Return a value for each slot; None if one has none, or two have the same text."""
+        options = [self._options(number, rng) for number in range(len(self.slots))]
+        values = tuple(rng.choice(of_slot) if of_slot else None for of_slot in options)
+        texts = [value for value in values if isinstance(value, str)]
+        return None if None in values or len(set(texts)) < len(texts) else values
 
     def _options(self, number: int, rng: Random) -> list[Any]:
         slot, told = self.slots[number], self.told[number]
@@ -119,13 +122,13 @@ class _Slots:
         if slot.schema.get("enum") or slot.type != "string":
             return drawn
         if self.is_new(number):
-            names = [value for value in self.like[number] if isinstance(value, str)]
+            names = [value for value in told if isinstance(value, str)]
             if slot.form == "path":  # next to those that are known
                 names = [text for fact in self.facts for _, text in fact.texts if value_form(text) == "path"]
             return [invented_like(list(dict.fromkeys(names)), self.taken, rng) or rng.choice(_THINGS)]
-        if told and not set(name_words(slot.name)) & _PROSE:
+        if told and not {*name_words(slot.name)} & _PROSE:
             return told  # a status, a category
-        return [value for value in drawn if len(str(value).split()) > 2] or drawn
+        return [value for value in drawn if " " in str(value)] or drawn
 
 
 class Effects:

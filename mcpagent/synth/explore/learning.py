@@ -80,7 +80,7 @@ class _Tool:
         self.nonsense: Any = None
         self.is_checked = self.is_vain = False
         self._tried: set[str] = set()
-        self._varied: set[str] = set()
+        self._varied: set[tuple[str, str]] = set()
         self._rows: dict[tuple[Any, ...], Iterator[tuple[Any, ...]]] = {}
         self._used: Counter[tuple[str, ...]] = Counter()
 
@@ -121,11 +121,11 @@ class _Tool:
         most = _COMBINED if len(slots) == 1 else 4
         ranked = [slot.ranked(level)[:most] for slot in slots]
         choices = list(itertools.islice(itertools.product(*ranked), _COMBINED))
-        choices.sort(key=lambda kinds: -self._promise(kinds))
+        choices.sort(key=lambda kinds: self._used[_labels(kinds)] * 0.15 - sum(kind.rank for kind in kinds))
         for kinds in choices:
             if not all(kind.is_open for kind in kinds):
                 continue
-            labels = tuple(kind.label for kind in kinds)
+            labels = _labels(kinds)
             rows = self._rows.setdefault(
                 (labels, *(len(kind.values) for kind in kinds)), _rows(kinds, self.rng)
             )
@@ -136,9 +136,6 @@ class _Tool:
                     return _Attempt(arguments, kinds, slots, values)
         return None
 
-    def _promise(self, kinds: Sequence[Kind]) -> float:
-        return sum(kind.rank for kind in kinds) - 0.15 * self._used[tuple(kind.label for kind in kinds)]
-
     def _variation(self) -> _Attempt | None:
         """A call that is known to work, with one more parameter; each value of one gets a call."""
         most = len(self.shape.template) + 1
@@ -148,15 +145,18 @@ class _Tool:
                 if not kind.is_open or kind.score < 2 or (is_paging(slot.name) and kind.label != MORE):
                     continue
                 for value in list(kind.values.values())[: _OPTIONAL if not self.shape.required else _VARIED]:
-                    mark = f"{slot.name}={value!r}"
-                    if mark in self._varied or value == slot.schema.get("default"):
+                    if (slot.name, repr(value)) in self._varied or value == slot.schema.get("default"):
                         continue
-                    self._varied.add(mark)
+                    self._varied.add((slot.name, repr(value)))
                     base = self.rng.choice(plain)
                     arguments = {**base.arguments, slot.name: value}
                     if self._is_new(arguments):
                         return _Attempt(arguments, (kind,), (slot,), (value,), base)
         return None
+
+
+def _labels(kinds: Sequence[Kind]) -> tuple[str, ...]:
+    return tuple(kind.label for kind in kinds)
 
 
 def _rows(kinds: Sequence[Kind], rng: Random) -> Iterator[tuple[Any, ...]]:

@@ -100,23 +100,8 @@ class Leaf:
         return f"{self.level.rows}[{self.level.index}]" if self.level else "@"
 
     def at_step(self, number: int) -> str:
-        """Return the expression over the result of that step; in a list that names its items by the name,
-        since that is what a question says."""
-        level = self.level
-        if level and level.key and len(self.levels) == 1 and len(self.tail) == 1 and not self.line:
-            place = f'find(pluck({level.rows}, "{level.key}"), {_literal(level.called)})'
-            by_name = at_step(f'at({place}, pluck({level.rows}, "{self.tail[0]}"))', number)
-            if (
-                len(by_name) < 280
-                and isinstance(level.called, str)
-                and not re.search(r"[\"'{}\\]", level.called)
-            ):
-                return by_name
+        """Return the expression over the result of that step."""
         return at_step(self.expression, number)
-
-
-def _literal(value: Scalar) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def at_step(expression: str, number: int) -> str:

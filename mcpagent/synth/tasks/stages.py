@@ -20,7 +20,6 @@ class RejectCode(StrEnum):
     SCHEMA = "schema"  # a field is missing or has a wrong type
     NOT_COMPACT = "not_compact"  # the prompt holds more than one system and one user message
     GROUND_TRUTH = "ground_truth"  # the reward could not judge it: references, match rules, checks
-    AMBIGUOUS = "ambiguous"  # the question does not say which call answers it
     DUPLICATE = "duplicate"  # the same calls are asked for by a task that was tried before
     UNKNOWN_TOOL = "unknown_tool"  # a plan or an offer names a tool that no server in use has
     INVALID_ARGUMENTS = "invalid_arguments"  # a gold call breaks the tool's input schema
@@ -65,7 +64,6 @@ _EXECUTES = (
 )
 GENERATION_STAGES: Mapping[str, tuple[RejectCode, ...]] = {
     "distinct": (RejectCode.DUPLICATE,),
-    "wording": (RejectCode.AMBIGUOUS,),
     "catalog": (RejectCode.UNKNOWN_TOOL,),
     "ground_truth": (RejectCode.GROUND_TRUTH,),
     **_WRITTEN,
