@@ -58,21 +58,6 @@ class Work:
         return prompt + count * each
 
 
-ROWS = (
-    Work("0.6b", "one row of 8,192", False),
-    Work("4b", "one row of 8,192", False),
-    Work("4b", "16 x 320 on 3,000", False),
-    Work("4b", "64 x 80 on 3,000", False),
-    Work("8b", "one row of 8,192", False),
-    Work("0.6b", "one row of 8,192", True),
-    Work("4b", "one row of 8,192", True),
-    Work("4b", "16 x 320 on 3,000", True),
-    Work("4b", "64 x 80 on 3,000", True),
-    Work("8b", "one row of 8,192", True),
-    Work("0.6b", "one row of 8,192", True, is_lora=False),
-)
-
-
 def config_of(shape: str, layers: int | None = None) -> Qwen3Config:
     """The transformers configuration of one of SHAPES."""
     hidden, feedforward, heads, key_value_heads, count, is_tied = SHAPES[shape]

@@ -139,6 +139,7 @@ def test_a_template_renders_as_transformers_renders_it(name: str) -> None:
             Renderer(tokenizer, name="odd")
 
 
+@pytest.mark.system
 def test_the_process_that_renders_knows_no_key_and_ends_with_its_parent(tmp_path: Path) -> None:
     """It ends even where its parent has no time for it."""
     program = f"""

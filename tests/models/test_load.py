@@ -214,18 +214,7 @@ def test_checkpointing_changes_no_gradient(tiny_checkpoint: Path) -> None:
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(plain, recomputed, strict=True))
 
 
-def test_a_name_that_transformers_has_given_up_is_not_told_to_the_user() -> None:
-    # PEFT reads model.is_gradient_checkpointing, of which transformers 5.23 warns in these words.
-    script = (
-        "import warnings, mcpagent.models.load\n"
-        "warnings.warn('`is_gradient_checkpointing` is deprecated and will be removed in v6. Use "
-        "`is_activation_checkpointing` instead.', FutureWarning)\n"
-        "warnings.warn('another', FutureWarning)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "is_gradient_checkpointing" not in done.stderr and "another" in done.stderr
-
-
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
 def test_what_the_heap_kept_is_given_back_before_a_model_is_loaded(tiny_checkpoint: Path) -> None:
     script = (
