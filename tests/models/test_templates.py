@@ -22,7 +22,7 @@ from mcpagent.env.tool_format import gold_conversation, open_renderer, rewritten
 from mcpagent.errors import UserError
 from mcpagent.models.tokens import Renderer, measure_drift
 from mcpagent.policy.scripted import call_text
-from tests.rollout.test_agent import FORGED, Speaker, play
+from tests.rollout.test_attempts import FORGED, Speaker, play
 from tests.third_party.registries import install
 
 pytestmark = pytest.mark.registry

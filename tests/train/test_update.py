@@ -134,7 +134,19 @@ def test_on_policy_samples_have_ratio_one_no_clipping_and_no_drift() -> None:
     assert summary["clip_fraction"] == 0.0
     assert summary["logprob_drift_max"] < 1e-4
     assert summary["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert summary["approx_kl"] == pytest.approx(0.0, abs=1e-6)
     assert stats.tokens == sum(s.loss_tokens for s in samples)
+
+
+def test_how_far_the_policy_is_from_the_one_that_sampled_is_the_mean_over_its_tokens() -> None:
+    model = tiny_model(dtype=torch.float64)
+    samples = some_samples(3)
+    _, stats = gradient_of(model, samples, ADVANTAGES[:3], UpdateSettings(use_reference=False))
+    with torch.no_grad():
+        new = torch.cat([full_logprobs(model, sample) for sample in samples])
+    log_ratio = new - torch.tensor([p for s in samples for p in s.sampler_logprobs_N], dtype=torch.float64)
+    expected = (log_ratio.exp() - 1.0 - log_ratio).mean()  # KL(old || new), Schulman 2020
+    assert stats.summary()["approx_kl"] == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_the_entropy_bonus_has_the_gradient_of_the_entropy_itself() -> None:
@@ -169,6 +181,7 @@ def test_epochs_and_minibatches_are_optimiser_steps_and_see_every_sample() -> No
     )
     # ceil(5 / 3) = 2 groups a minibatch: 2 + 2 + 1, twice.
     assert stats.optimizer_steps == 6
+    assert stats.summary()["approx_kl"] > 0.0  # later minibatches see what the first ones moved
     assert stats.tokens == 2 * sum(s.loss_tokens for s in samples)
 
 
