@@ -39,7 +39,7 @@ _ENOUGH_STEPS = 40  # of GRPO: a batch larger than the measured one waits until 
 _FEW_STEPS = 20  # of the measured one rather than more of smaller ones
 _LEAST_STEPS = 8
 _SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longest turn, however many play
-_WARM_SHARE, _WARM_STEPS = 1 / 8, (8, 24)  # of the minutes, for so many supervised steps
+_WARM_SHARE, _WARM_STEPS = 1 / 4, (8, 48)  # of the minutes, for so many supervised steps
 _EVALUATION_SHARE = 0.2  # of the minutes, for the three evaluations together
 _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
 
