@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import sys
-from array import array
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mcpagent.core.records import Metric, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import FailureKind
 from mcpagent.core.trajectory import StopReason, Trajectory, Turn
+from mcpagent.evaluate.columns import Columns
 from mcpagent.evaluate.intervals import clustered_mean
 from mcpagent.reward.assignment import ARGUMENT_CREDIT, NAME_CREDIT, Assignment, assign
 from mcpagent.reward.record import EpisodeRecord, record_of
@@ -28,6 +28,7 @@ _LIMITS = frozenset(
     }
 )
 _MANY_STEPS = 4
+_SUCCESS, _SECONDS = "task_success", "seconds"
 _DISTRACTORS = (0, 5, 10, 20)  # lower ends of the groups
 # What can go wrong, in the order in which it is looked for, and what it means.
 ERRORS = {
@@ -99,80 +100,60 @@ def break_down(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> Bre
     numbers are kept, so that there may be any number of them; `tasks` may be a file of tasks."""
     tasks = tasks if isinstance(tasks, Sequence) else DiskList(tasks)
     places = {task.id: place for place, task in enumerate(tasks)}
-    table = _Table()
+    columns = Columns((*MEASURES, _SUCCESS, _SECONDS))
+    parts: dict[str, dict[str, str]] = {}  # of each task, by division
+    errors: list[tuple[str, int, str, str]] = []  # task, attempt, kind, episode
     for trajectory in trajectories:
-        if (place := places.get(trajectory.task_id)) is not None:
-            table.add(_played(tasks[place], trajectory))
-    rows = sorted(range(len(table.success)), key=lambda row: (table.tasks[row], table.attempts[row]))
+        if (place := places.get(trajectory.task_id)) is None:
+            continue
+        played = _played(tasks[place], trajectory)
+        if played.task.id not in parts:
+            parts[played.task.id] = {name: sys.intern(of(played.task)) for name, of in DIVISIONS.items()}
+        if (kind := _error(played)) is not None:
+            errors.append((played.task.id, trajectory.attempt, kind, trajectory.id))
+        columns.add(played.task.id, trajectory.attempt, _numbers(played))
     return Breakdown(
-        measures={name: table.measure(name, rows) for name in MEASURES},
-        slices={name: table.slices(name, rows) for name in DIVISIONS},
-        errors=table.error_kinds(rows),
-        episode_latency=_times([s for row, s in enumerate(table.seconds) if table.is_scored(row)]),
+        measures={
+            name: clustered_mean(list(columns.by_task(name).values()), seed=0, rate=name not in COUNTS)
+            for name in MEASURES
+        },
+        slices={name: _slices(columns.by_task(_SUCCESS), parts, name) for name in DIVISIONS},
+        errors=_error_kinds(errors),
+        episode_latency=_times([s for of_task in columns.by_task(_SECONDS).values() for s in of_task]),
     )
 
 
-class _Table:
-    """What the breakdown needs of each episode, in columns; NaN stands for a number that it does not have."""
-
-    def __init__(self) -> None:
-        self.tasks: list[str] = []
-        self.attempts = array("q")
-        self.success = array("d")
-        self.seconds = array("d")
-        self._measures = {name: array("d") for name in MEASURES}
-        self._parts: dict[str, list[str]] = {name: [] for name in DIVISIONS}
-        self._errors: dict[int, tuple[str, str]] = {}  # kind and episode, by row
-
-    def add(self, played: _Played) -> None:
-        trajectory = played.trajectory
-        if (kind := _error(played)) is not None:
-            self._errors[len(self.success)] = (sys.intern(kind), trajectory.id)
-        self.tasks.append(sys.intern(played.task.id))
-        self.attempts.append(trajectory.attempt)
-        self.success.append(math.nan if trajectory.is_success is None else float(trajectory.is_success))
-        self.seconds.append(sum(turn.wall_s for turn in trajectory.turns))
-        for name, measure in MEASURES.items():
-            value = measure(played) if trajectory.is_success is not None else None
-            self._measures[name].append(math.nan if value is None else value)
-        for name, divide in DIVISIONS.items():
-            self._parts[name].append(sys.intern(divide(played.task)))
-
-    def is_scored(self, row: int) -> bool:
-        return not math.isnan(self.success[row])
-
-    def measure(self, name: str, rows: Iterable[int]) -> Metric:
-        column = self._measures[name]
-        values = self._by_task((row, column[row]) for row in rows if not math.isnan(column[row]))
-        return clustered_mean(list(values.values()), seed=0, rate=name not in COUNTS)
-
-    def slices(self, name: str, rows: Iterable[int]) -> dict[str, Slice]:
-        parts: dict[str, list[int]] = defaultdict(list)
-        for row in rows:
-            parts[self._parts[name][row]].append(row)
-        return {part: self._slice(parts[part]) for part in sorted(parts)}
-
-    def error_kinds(self, rows: Iterable[int]) -> dict[str, ErrorKind]:
-        kinds = [self._errors[row] for row in rows if row in self._errors]
-        counts = Counter(kind for kind, _ in kinds)
-        first = dict(reversed(kinds))
-        return {k: ErrorKind(episodes=counts[k], example=first[k]) for k in ERRORS if counts[k]}
-
-    def _slice(self, rows: Sequence[int]) -> Slice:
-        values = self._by_task((row, float(self.success[row] == 1.0)) for row in rows)
-        success = clustered_mean(list(values.values()), seed=0)
-        return Slice(n_tasks=len(values), n_episodes=len(rows), task_success=success)
-
-    def _by_task(self, values: Iterable[tuple[int, float]]) -> dict[str, list[float]]:
-        by_task: dict[str, list[float]] = defaultdict(list)
-        for row, value in values:
-            by_task[self.tasks[row]].append(value)
-        return by_task
+def _numbers(played: _Played) -> dict[str, float | None]:
+    """Return what is kept of an episode; of an unscored one only that it did not succeed."""
+    is_scored = played.trajectory.is_success is not None
+    measures = {name: measure(played) if is_scored else None for name, measure in MEASURES.items()}
+    seconds = sum(turn.wall_s for turn in played.trajectory.turns)
+    return {
+        **measures,
+        _SUCCESS: float(played.trajectory.is_success is True),
+        _SECONDS: seconds if is_scored else None,
+    }
 
 
-def error_of(task: Task, trajectory: Trajectory) -> str | None:
-    """Return which of `ERRORS` an episode is; None for a success."""
-    return _error(_played(task, trajectory))
+def _slices(
+    success: Mapping[str, Sequence[float]], parts: Mapping[str, Mapping[str, str]], name: str
+) -> dict[str, Slice]:
+    by_part: dict[str, list[Sequence[float]]] = defaultdict(list)
+    for task_id, attempts in success.items():
+        by_part[parts[task_id][name]].append(attempts)
+    return {
+        part: Slice(
+            n_tasks=len(values), n_episodes=sum(map(len, values)), task_success=clustered_mean(values, seed=0)
+        )
+        for part, values in sorted(by_part.items())
+    }
+
+
+def _error_kinds(errors: Sequence[tuple[str, int, str, str]]) -> dict[str, ErrorKind]:
+    episodes: dict[str, list[str]] = defaultdict(list)
+    for _, _, kind, episode in sorted(errors):
+        episodes[kind].append(episode)
+    return {k: ErrorKind(episodes=len(episodes[k]), example=episodes[k][0]) for k in ERRORS if k in episodes}
 
 
 def _played(task: Task, trajectory: Trajectory) -> _Played:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import ConfigDict, Field
 
 from mcpagent.core.records import JsonObject, Metric, Record
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.breakdown import Breakdown
+from mcpagent.evaluate.columns import Columns
 from mcpagent.evaluate.intervals import clustered_mean
 from mcpagent.tools.metrics import PoolMetrics
 
@@ -103,83 +103,65 @@ EpisodeMeasure = Callable[[Trajectory], float | None]
 def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSummary:
     """Return metrics with 95% intervals; `seed` drives the resampling only. Attempts are grouped by task id.
     Of an episode a few numbers are kept, so that there may be any number of them."""
-    table = _Table()
+    columns = Columns(_MEASURES)
+    complexities: dict[str, str] = {}  # by task
+    stop_reasons: Counter[str] = Counter()
     for trajectory in trajectories:
-        table.add(trajectory)
-    rows = table.rows_by_task()
-    tasks = {task_id: table.outcome(task_id, rows[task_id]) for task_id in rows}
-    ordered = [c for c in COMPLEXITIES if c in table.complexities]
-    ordered += sorted(table.complexities - set(COMPLEXITIES))
+        complexities.setdefault(trajectory.task_id, sys.intern(trajectory.complexity))
+        stop_reasons[trajectory.stop_reason.value] += 1
+        # Of an unscored episode nothing counts but that it did not succeed.
+        counts = _MEASURES if trajectory.is_success is not None else ("task_success",)
+        numbers = {name: of(trajectory) if name in counts else None for name, of in _MEASURES.items()}
+        columns.add(trajectory.task_id, trajectory.attempt, numbers)
+    tasks = _outcomes(columns, complexities)
+    ordered = [c for c in COMPLEXITIES if c in complexities.values()]
+    ordered += sorted({*complexities.values()} - set(COMPLEXITIES))
     return EvalSummary(
-        metrics=table.metrics(rows, seed) | pass_metrics([o.attempts for o in tasks.values()], seed=seed),
-        by_complexity={c: _of_complexity(c, tasks, table, rows, seed) for c in ordered},
+        metrics=_metrics(columns, tasks, seed)
+        | pass_metrics([o.attempts for o in tasks.values()], seed=seed),
+        by_complexity={
+            c: _of_complexity({t: o for t, o in tasks.items() if o.complexity == c}, columns, seed)
+            for c in ordered
+        },
         n_tasks=len(tasks),
-        n_episodes=len(table.attempts),
+        n_episodes=stop_reasons.total(),
         unscored=sum(o.unscored for o in tasks.values()),
-        stop_reasons=dict(sorted(table.stop_reasons.items())),
+        stop_reasons=dict(sorted(stop_reasons.items())),
         tasks=tasks,
     )
 
 
-_Rows = Mapping[str, Sequence[int]]  # of the table, by task id
-
-
-class _Table:
-    """The measures of each episode, in columns of 8 bytes; NaN stands for one that it does not have."""
-
-    def __init__(self) -> None:
-        self.columns = {name: array("d") for name in (*RATE_METRICS, *MEAN_METRICS)}
-        self.attempts = array("q")
-        self.stop_reasons: Counter[str] = Counter()
-        self.complexities: set[str] = set()
-        self._task = array("q")  # of each row, its place among the tasks
-        self._tasks: dict[str, tuple[int, str]] = {}  # place and complexity
-
-    def add(self, trajectory: Trajectory) -> None:
-        complexity = sys.intern(trajectory.complexity)
-        place, _ = self._tasks.setdefault(trajectory.task_id, (len(self._tasks), complexity))
-        self._task.append(place)
-        self.attempts.append(trajectory.attempt)
-        self.complexities.add(complexity)
-        self.stop_reasons[trajectory.stop_reason.value] += 1
-        for measures in (RATE_METRICS, MEAN_METRICS):
-            for name, measure in measures.items():
-                value = measure(trajectory)
-                self.columns[name].append(math.nan if value is None else value)
-
-    def rows_by_task(self) -> _Rows:
-        """Return the rows of each task, by id in order."""
-        rows: list[array[int]] = [array("q") for _ in self._tasks]
-        for row, place in enumerate(self._task):
-            rows[place].append(row)
-        return {task_id: rows[self._tasks[task_id][0]] for task_id in sorted(self._tasks)}
-
-    def outcome(self, task_id: str, rows: Sequence[int]) -> TaskOutcome:
-        scored = sorted(self._scored(rows), key=lambda row: self.attempts[row])
-        rewards = self._values("mean_reward", scored)
-        return TaskOutcome(
-            complexity=self._tasks[task_id][1],
-            success=tuple(self._values("task_success_scored", scored)),
-            reward=tuple(rewards),
-            unscored=len(rows) - len(scored),
+def _outcomes(columns: Columns, complexities: Mapping[str, str]) -> dict[str, TaskOutcome]:
+    played, rewards = columns.by_task("task_success"), columns.by_task("mean_reward")
+    return {
+        task_id: TaskOutcome(
+            complexity=complexities[task_id],
+            success=tuple(scored),
+            reward=tuple(rewards[task_id]),
+            unscored=len(played[task_id]) - len(scored),
         )
+        for task_id, scored in columns.by_task("task_success_scored").items()
+    }
 
-    def metrics(self, rows: _Rows, seed: int) -> dict[str, Metric]:
-        """Return the metrics over scored episodes, and `task_success` over all."""
-        metrics: dict[str, Metric] = {}
-        for name in self.columns:
-            every = name == "task_success"
-            values = [self._values(name, of if every else self._scored(of)) for of in rows.values()]
-            metrics[name] = clustered_mean(values, seed=seed, rate=name in RATE_METRICS)
-        return metrics
 
-    def _scored(self, rows: Iterable[int]) -> Iterator[int]:
-        success = self.columns["task_success_scored"]
-        return (row for row in rows if not math.isnan(success[row]))
+def _metrics(columns: Columns, tasks: Iterable[str], seed: int) -> dict[str, Metric]:
+    metrics: dict[str, Metric] = {}
+    for name in _MEASURES:
+        values = columns.by_task(name)
+        rate = name in RATE_METRICS
+        metrics[name] = clustered_mean([values[task_id] for task_id in tasks], seed=seed, rate=rate)
+    return metrics
 
-    def _values(self, name: str, rows: Iterable[int]) -> list[float]:
-        column = self.columns[name]
-        return [column[row] for row in rows if not math.isnan(column[row])]
+
+def _of_complexity(tasks: Mapping[str, TaskOutcome], columns: Columns, seed: int) -> ComplexitySummary:
+    metrics = _metrics(columns, tasks, seed)
+    unscored = sum(o.unscored for o in tasks.values())
+    return ComplexitySummary(
+        n_tasks=len(tasks),
+        n_episodes=unscored + sum(len(o.success) for o in tasks.values()),
+        unscored=unscored,
+        **{name: metrics[name] for name in ComplexitySummary.model_fields if name in metrics},
+    )
 
 
 def pass_metrics(successes_by_task: Sequence[Sequence[float]], *, seed: int) -> dict[str, Metric]:
@@ -243,20 +225,7 @@ MEAN_METRICS: dict[str, EpisodeMeasure] = {
     "mean_searches": lambda trajectory: float(len(trajectory.searches)),
 }
 
-
-def _of_complexity(
-    complexity: str, tasks: Mapping[str, TaskOutcome], table: _Table, rows: _Rows, seed: int
-) -> ComplexitySummary:
-    outcomes = {task_id: o for task_id, o in tasks.items() if o.complexity == complexity}
-    metrics = table.metrics({task_id: rows[task_id] for task_id in outcomes}, seed)
-    unscored = sum(o.unscored for o in outcomes.values())
-    return ComplexitySummary(
-        n_tasks=len(outcomes),
-        n_episodes=unscored + sum(len(o.success) for o in outcomes.values()),
-        unscored=unscored,
-        **{name: metrics[name] for name in ComplexitySummary.model_fields if name in metrics},
-    )
-
+_MEASURES = {**RATE_METRICS, **MEAN_METRICS}
 
 # What a training run measures of itself, as the stems of files under eval/.
 UNTRAINED, BEST = "untrained", "best"

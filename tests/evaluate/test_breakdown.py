@@ -9,7 +9,7 @@ import pytest
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import FailureKind
 from mcpagent.core.trajectory import StopReason, Trajectory
-from mcpagent.evaluate.breakdown import ERRORS, break_down, error_of
+from mcpagent.evaluate.breakdown import ERRORS, break_down
 from tests.evaluate.records import call, result, trajectory, turn
 
 STEP = {"step": 1, "server": "polygon", "tool": "get_aggs", "params": {"ticker": "AAPL"}}
@@ -59,11 +59,11 @@ CASES: dict[str, tuple[Task, Trajectory]] = {
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_each_way_to_fail_has_its_name(kind: str) -> None:
-    assert error_of(*CASES[kind]) == kind
+    of, episode = CASES[kind]
+    assert list(break_down([of], [episode]).errors) == [kind]
 
 
 def test_a_success_is_no_failure_and_the_first_episode_of_each_kind_is_its_example() -> None:
-    assert error_of(task(), trajectory("t", turns=[turn(0, "a", calls=[RIGHT], results=[result(0)])])) is None
     tasks = [task(name) for name in ("a", "b", "c")]
     episodes = [
         *(failed(call(0, ticker="MSFT"), name=name, attempt=n) for n in (1, 0) for name in ("c", "b")),
