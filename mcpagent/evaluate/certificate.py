@@ -42,7 +42,6 @@ from mcpagent.storage.datasets import DiskList, dataset_file, read_tasks
 from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
-from mcpagent.tools.cassettes.cassette import Cassette
 
 CERTIFICATE = "certificate.json"
 BASELINE, TRAINED, ATTACKS = "baseline", "trained", "attacks"
@@ -143,12 +142,6 @@ class Opened:
         }
         overrides = [f"{key}={json.dumps(value)}" for key, value in stated.items()]
         return load_train_config([], overrides, for_training=False).config
-
-    @property
-    def cassette(self) -> Cassette:
-        """The recorded tools. Raises UserError if they cannot be read."""
-        limit = self.settings().tools.result_limit_chars
-        return Cassette.alone(self.folder / "cassette", result_limit_chars=limit)
 
 
 def derived(opened: Opened, sides: Mapping[str, Side]) -> Certificate:

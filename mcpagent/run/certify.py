@@ -88,7 +88,7 @@ def certify(
             code=provenance(),
         )
         opened = open_evidence(folder, stated)
-        _refuse_tasks(opened, where=str(subject.splits["heldout"]), console=console)
+        _refuse_tasks(opened, where=str(subject.splits["heldout"]))
         weights = {side: weights_sha256(subject.models[side]) or "" for side in (BASELINE, TRAINED)}
         config = _for_playing(config, committed_seed(folder, weights, stated), folder)
         sides: dict[str, Side] = {}
@@ -150,9 +150,8 @@ def _subject(path: Path, *, data: Path | None, baseline: str | None) -> _Subject
     )
 
 
-def _refuse_tasks(opened: Opened, *, where: str, console: Console) -> None:
-    """Raise UserError if the held-out tasks cannot be counted; say how many of them are left out."""
-    left_out = len(opened.overlaps)
+def _refuse_tasks(opened: Opened, *, where: str) -> None:
+    """Raise UserError if the held-out tasks cannot be counted."""
     if not opened.counted:
         raise UserError(
             "every held-out task is a training task too", where=where, remedy="name others: --data FILE"
@@ -163,8 +162,6 @@ def _refuse_tasks(opened: Opened, *, where: str, console: Console) -> None:
             where=where,
             remedy="name tasks that rules grade: --data FILE",
         )
-    if left_out:
-        console.note(f"{left_out} of {len(opened.heldout)} held-out tasks are left out: training has them")
 
 
 def _refuse_run(run: RunFolder, opened: Opened, setup: EpisodeSetup, baseline: Side) -> None:

@@ -38,6 +38,7 @@ from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.policies import ReadyPolicy, open_policy
 from mcpagent.run.rollout import episode_progress
 from mcpagent.storage.trajectories import ById
+from mcpagent.tools.cassettes.cassette import Cassette
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
 
@@ -92,7 +93,9 @@ def check(folder: Path, *, replay: int = 0, console: Console | None = None) -> S
     opened = open_evidence(folder, read_certificate(folder))
     frauds, name, console = list[Fraud](), "statements", console or Console()
     try:
-        with IOThread() as io, opened.cassette as tape, ExitStack() as stack:
+        with IOThread() as io, ExitStack() as stack:
+            limit = opened.settings().tools.result_limit_chars
+            tape = stack.enter_context(Cassette.alone(folder / "cassette", result_limit_chars=limit))
             models: dict[str, ReadyPolicy] = {}
             for side in (BASELINE, TRAINED):
                 config, slots = opened.settings(side), max(1, replay)
