@@ -15,7 +15,7 @@ from mcpagent.evaluate.report.document import (
 from mcpagent.evaluate.report.episode_html import episode_html, pair_view, token_pieces
 from mcpagent.evaluate.report.episodes import gold_tasks
 from mcpagent.evaluate.report.numbers import change, percent
-from mcpagent.evaluate.report.run_data import AFTER, RunView, choose, flatten, read_run
+from mcpagent.evaluate.report.run_data import AFTER, RunView, choose, read_run
 from mcpagent.evaluate.report.tables import (
     breakdown_tables,
     certificate_table,
@@ -146,11 +146,7 @@ def _episodes(run: RunView) -> tuple[JsonObject, JsonObject, int]:
 
 def _provenance(run: RunView) -> str:
     facts = {k: v for k, v in run.manifest.items() if k not in ("about", "title")}
-    evaluations = [
-        (name, json.dumps(evaluation.provenance, indent=2, ensure_ascii=False))
-        for name, evaluation in run.evaluations.items()
-        if evaluation.provenance
-    ]
-    return render(
-        "provenance.html", manifest=flatten(facts), config_text=run.config_text, evaluations=evaluations
-    )
+    documents = {"Manifest": facts}
+    documents |= {f"Evaluation {name}": e.provenance for name, e in run.evaluations.items()}
+    texts = {name: json.dumps(d, indent=2, ensure_ascii=False) for name, d in documents.items() if d}
+    return render("provenance.html", config_text=run.config_text, documents=texts)

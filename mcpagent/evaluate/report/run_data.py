@@ -273,11 +273,3 @@ def choose(pairs: Sequence[TaskPair]) -> list[TaskPair]:
 
 def _difficulty(trajectory: Trajectory) -> int:
     return COMPLEXITIES.index(trajectory.complexity) if trajectory.complexity in COMPLEXITIES else -1
-
-
-def flatten(value: object, prefix: str = "") -> list[tuple[str, str]]:
-    """Return the keys and values of a nested document as text, keys as `a.b.c`."""
-    if isinstance(value, dict) and value:
-        return [row for k, v in value.items() for row in flatten(v, f"{prefix}.{k}" if prefix else str(k))]
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return [(prefix, text)] if prefix else []
