@@ -24,8 +24,8 @@ from typing import Any
 from mcp import Client, StdioServerParameters, stdio_client
 
 from benchmarks import echo_server
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import ToolCall
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, InProcessServer, ServerConfig, StdioServer
 
@@ -161,8 +161,9 @@ async def _bare(target: Any) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def _ours(config: ServerConfig) -> AsyncIterator[Call]:
+    limits = ServerSection(max_in_flight=max(AT_ONCE))
     async with (
-        ToolPool([config], limits=CallLimits(max_in_flight=max(AT_ONCE))) as pool,
+        ToolPool([config], ToolsConfig(per_server={config.name: limits})) as pool,
         pool.session() as session,
     ):
 

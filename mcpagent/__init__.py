@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mcpagent.config.loader import load_train_config as load_train_config
+    from mcpagent.config.schema import ServerSection as ServerSection
+    from mcpagent.config.schema import ToolsConfig as ToolsConfig
     from mcpagent.config.schema import TrainConfig as TrainConfig
     from mcpagent.core.records import Metric as Metric
     from mcpagent.core.tasks import Task as Task
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
     from mcpagent.storage.datasets import read_tasks as read_tasks
     from mcpagent.storage.trajectories import read_trajectories as read_trajectories
     from mcpagent.storage.trajectories import write_trajectories as write_trajectories
-    from mcpagent.tools.catalog import CatalogSettings as CatalogSettings
-    from mcpagent.tools.limits import CallLimits as CallLimits
     from mcpagent.tools.pool import ToolPool as ToolPool
     from mcpagent.tools.servers_config import load_servers as load_servers
     from mcpagent.train.health import Callback as Callback
@@ -64,7 +64,7 @@ __version__ = "0.1.0"
 # By module, the names that it gives to the API.
 _HOMES = {
     "config.loader": ("load_train_config",),
-    "config.schema": ("TrainConfig",),
+    "config.schema": ("ServerSection", "ToolsConfig", "TrainConfig"),
     "core.records": ("Metric",),
     "core.tasks": ("Task",),
     "core.tools": ("ToolCall", "ToolResult", "ToolSpec"),
@@ -78,8 +78,6 @@ _HOMES = {
     "rollout.collector": ("AgentSettings", "Attempt", "attempts", "collect", "run_attempt"),
     "storage.datasets": ("read_tasks",),
     "storage.trajectories": ("read_trajectories", "write_trajectories"),
-    "tools.catalog": ("CatalogSettings",),
-    "tools.limits": ("CallLimits",),
     "tools.pool": ("ToolPool",),
     "servers.provider": ("builtin_servers",),
     "tools.servers_config": ("load_servers",),

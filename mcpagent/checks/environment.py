@@ -38,7 +38,7 @@ from mcpagent.tools.probes.isolation import (
 )
 from mcpagent.tools.probes.processes import InstanceCost
 from mcpagent.tools.servers_config import Isolation, ServerConfig
-from mcpagent.tools.setup import Tools, configured_servers, open_tools, tool_pool
+from mcpagent.tools.setup import Tools, configured_servers, open_tools
 
 _SHOWN = 5  # offenders named in one line
 
@@ -159,7 +159,7 @@ def check_isolation(
     else `probe_isolation`."""
     console = console or Console()
     servers = configured_servers(config.tools, on_note=console.note)
-    pool = tool_pool(config.tools, servers)  # never started: it says what is configured
+    pool = ToolPool(servers, config.tools)  # never started: it says what is configured
     with console.progress("Isolation", total=len(servers)) as advance:
 
         async def probe_all() -> list[ServerIsolation]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import near_match
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, ServerConfig
 from mcpagent.tools.transports.login import LoginPrompt, log_in
@@ -38,7 +38,8 @@ async def open_tool(
     config, tool = _place(dotted, configs)
     if timeout_s is not None:
         config = replace(config, timeout_s=timeout_s)
-    pool = ToolPool([config], limits=CallLimits(max_in_flight=max_in_flight), on_note=console.note)
+    limits = ToolsConfig(per_server={config.name: ServerSection(max_in_flight=max_in_flight)})
+    pool = ToolPool([config], limits, on_note=console.note)
     async with pool, pool.session() as session:
         spec = next((spec for spec in pool.tools.values() if spec.name == tool), None)
         if spec is None:

@@ -245,14 +245,15 @@ def _pool(file: Path, servers: Path | None, settings: list[str] | None, console:
     else the built-in ones."""
     from mcpagent.config.dataset_servers import read_dataset_servers
     from mcpagent.servers.names import BUILTIN_NAMES
-    from mcpagent.tools.setup import configured_servers, tool_pool
+    from mcpagent.tools.pool import ToolPool
+    from mcpagent.tools.setup import configured_servers
 
     tools = ConfigOptions(servers=servers, settings=settings).config(console, data=file).tools
     is_told = servers is not None or any(text.lstrip().startswith("tools.") for text in settings or ())
     if not is_told and read_dataset_servers(file) is None:
         # The full set of the built-in servers: it contains the limited one under the same names.
         tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
-    return tool_pool(tools, configured_servers(tools, on_note=console.note), on_note=console.note)
+    return ToolPool(configured_servers(tools, on_note=console.note), tools, on_note=console.note)
 
 
 @app.command()

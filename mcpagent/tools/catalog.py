@@ -28,7 +28,6 @@ from mcpagent.core.hidden_text import over_schema_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash, model_names
 from mcpagent.errors import UserError
-from mcpagent.tools.contract import OnChange
 from mcpagent.tools.wire import cut_middle
 
 
@@ -117,6 +116,8 @@ def near_match(name: str, candidates: Iterable[str]) -> str | None:
 _PAGES_MAX = 1000
 _TOTAL_CHARS = 32 * 2**20  # of a list of several pages; one page is bounded as every message is
 _NAME_CHARS = 256  # the specification has 128
+DESCRIPTION_CHARS = 20_000  # of a description, that of a tool or one within a schema
+SCHEMA_CHARS = 200_000  # of a schema as JSON
 _METHOD = "tools/list"
 
 
@@ -131,47 +132,25 @@ class ToolList:
     readers: tuple[Tool, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolListLimits:
-    """How much a server may say of one tool, in characters: `description_chars` of a description, its own or
-    one within a schema, `schema_chars` of a schema as JSON."""
-
-    description_chars: int = 20_000
-    schema_chars: int = 200_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class CatalogSettings:
-    """Which tools of the servers are offered. `allow` names them (None: all), `read_only` those that only
-    read though they do not say so (`declared`), `resources` adds tools that read resources and prompts.
-    Where the tools change while a pool runs, they are used all the same ("warn") or not ("refuse")."""
-
-    allow: Sequence[str] | None = None
-    read_only: Sequence[str] = ()
-    resources: bool = False
-    list_limits: ToolListLimits = ToolListLimits()
-    on_change: OnChange = "warn"
-
-
-def cut_texts(spec: ToolSpec, limits: ToolListLimits) -> tuple[ToolSpec, int]:
+def cut_texts(spec: ToolSpec) -> tuple[ToolSpec, int]:
     """Return the tool with its longer descriptions cut in the middle, and how many characters that took."""
-    shorten = partial(cut_middle, limit_chars=limits.description_chars)
+    shorten = partial(cut_middle, limit_chars=DESCRIPTION_CHARS)
     description, total = shorten(spec.description)
     schemas: dict[str, Any] = {}
     for name, schema in (("input_schema", spec.input_schema), ("output_schema", spec.output_schema)):
-        if schema is not None and _size(schema) > limits.description_chars:
+        if schema is not None and _size(schema) > DESCRIPTION_CHARS:
             schemas[name], cut = over_schema_texts(schema, shorten)
             total += cut
     return (spec.model_copy(update={"description": description, **schemas}), total) if total else (spec, 0)
 
 
-def why_too_long(spec: ToolSpec, limits: ToolListLimits) -> str | None:
+def why_too_long(spec: ToolSpec) -> str | None:
     """Return why the tool is not offered: a name or a schema that is cut is another one. None if it is."""
     if len(spec.name) > _NAME_CHARS:
         return f"its name has {len(spec.name):,} characters; it may have {_NAME_CHARS}"
     for kind, schema in (("input", spec.input_schema), ("output", spec.output_schema)):
-        if schema is not None and (size := _size(schema)) > limits.schema_chars:
-            return f"its {kind} schema has {size:,} characters; it may have {limits.schema_chars:,}"
+        if schema is not None and (size := _size(schema)) > SCHEMA_CHARS:
+            return f"its {kind} schema has {size:,} characters; it may have {SCHEMA_CHARS:,}"
     return None
 
 

@@ -4,48 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiolimiter import AsyncLimiter
 
-from mcpagent.config.schema import ServerSection
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.values import backoff_s
+from mcpagent.errors import UserError
 from mcpagent.tools.servers_config import ServerConfig
 
-if TYPE_CHECKING:
-    from mcpagent.tools.questions import AnswerRule
+_MAX_IN_FLIGHT = 64  # calls at once on one server that says nothing of it
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallLimits:
-    """How the servers of a pool are called. `timeout_s` is the hard deadline of one call (a server's own
-    wins), `retry` how often a call that is safe to repeat is, `max_in_flight` the cap of concurrent calls on
-    one server; `per_server` has what a server needs beyond, or instead of, that. `answers` are to what
-    servers ask in the middle of a call (elicitation, sampling); None refuses it."""
-
-    timeout_s: float = 30.0
-    retry: int = 3
-    result_limit_chars: int = 8000
-    max_in_flight: int = 64
-    per_server: Mapping[str, ServerSection] = field(default_factory=dict)
-    answers: Sequence[AnswerRule] | None = None
-
-    def of(self, server: ServerConfig) -> ServerSection:
-        """Return how one server is called, with nothing left open: by its own section, else by its entry in
-        the servers file, else like all servers."""
-        stated = self.per_server.get(server.name, ServerSection())
-        decided = {
-            "timeout_s": stated.timeout_s or server.timeout_s or self.timeout_s,
-            "max_in_flight": stated.max_in_flight or self.max_in_flight,
-            "isolation": stated.isolation
-            or server.isolation
-            or ("episode" if stated.workspace else "shared"),
-        }
-        return stated.model_copy(update=decided)
+def limits_of(server: ServerConfig, config: ToolsConfig) -> ServerSection:
+    """Return how one server is called, with nothing left open: by its own section, else by its entry in the
+    servers file, else like all servers. Raises UserError for a workspace that episodes would share."""
+    stated = config.per_server.get(server.name, ServerSection())
+    isolation = stated.isolation or server.isolation
+    if stated.workspace is not None and isolation == "shared":
+        raise UserError(
+            f"server {server.name!r} has a workspace, a copy for each episode, and is shared by all",
+            where=f"tools.per_server.{server.name}.workspace",
+            remedy=f"leave out tools.per_server.{server.name}.isolation",
+        )
+    decided = {
+        "timeout_s": stated.timeout_s or server.timeout_s or config.timeout_s,
+        "max_in_flight": stated.max_in_flight or _MAX_IN_FLIGHT,
+        "isolation": isolation or ("episode" if stated.workspace else "shared"),
+    }
+    return stated.model_copy(update=decided)
 
 
 class Gate:

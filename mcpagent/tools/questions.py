@@ -89,6 +89,7 @@ class Questions:
     server: str
     rules: Sequence[AnswerRule]
     asked: list[JsonObject] = field(default_factory=list)
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the one call that may be asked about
 
     async def elicit(
         self, context: ClientRequestContext, params: ElicitRequestParams

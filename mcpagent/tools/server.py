@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from mcp.types import Tool
 
-from mcpagent.config.schema import ResetSection, ServerSection
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.hidden_text import illegible_name, is_legible, schema_without_hidden, without_hidden
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolSpec, catalog_hash
+from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import (
-    CatalogSettings,
+    DESCRIPTION_CHARS,
     ToolList,
     cut_texts,
     near_match,
@@ -28,16 +24,14 @@ from mcpagent.tools.catalog import (
     to_spec,
     why_too_long,
 )
-from mcpagent.tools.connection import Connection, PendingCall
-from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
-from mcpagent.tools.faults import CallFailed, OpenFailed
-from mcpagent.tools.limits import CallLimits, CircuitBreaker, Gate
+from mcpagent.tools.faults import OpenFailed
+from mcpagent.tools.limits import CircuitBreaker, Gate
 from mcpagent.tools.metrics import CallCounts, ServerMetrics
-from mcpagent.tools.questions import Questions
+from mcpagent.tools.questions import AnswerRule, Questions
 from mcpagent.tools.schemas import SchemaCheck, pattern_notes, schema_problem
 from mcpagent.tools.supervisor import ServerSupervisor
 from mcpagent.tools.transports.open import Launcher, MemoryLauncher, StdioLauncher
-from mcpagent.tools.wire import cut_middle, render
+from mcpagent.tools.wire import cut_middle
 from mcpagent.tools.workspace import Workspace, WorkspaceCopy
 
 T = TypeVar("T")
@@ -50,8 +44,8 @@ _LONG_DESCRIPTION = 4000  # characters; longer ones are worth a look before a mo
 class StartedServer:
     """A server of the pool. `shared` is its one connection; None if every session has its own.
 
-    `limits` are its own, as `CallLimits.of` decides them, `calls` and `catalog` those of all servers;
-    `on_note` is told what of its tool list was left out, cleaned, cut or changed.
+    `limits` are its own (`limits_of`), `config` those of all servers; `answers` are to what it asks, and None
+    refuses that. `on_note` is told what of its tool list was left out, cleaned, cut or changed.
     """
 
     def __init__(
@@ -60,29 +54,29 @@ class StartedServer:
         launcher: Launcher,
         *,
         limits: ServerSection,
-        calls: CallLimits,
-        catalog: CatalogSettings,
+        config: ToolsConfig,
+        answers: Sequence[AnswerRule] | None,
         on_note: Callable[[str], None],
         workspace: Workspace | None = None,
     ) -> None:
-        self._calls = calls
-        self._settings = catalog
+        self._config = config
+        self._answers = answers
         self.name = name
         self.readers: frozenset[str] = frozenset()  # its tools that are ours: they read resources and prompts
         self._workspace = workspace
         self.reset_s = 0.0  # the longest
         self.limits = limits
-        assert limits.timeout_s is not None and limits.max_in_flight is not None  # `CallLimits.of`
+        assert limits.timeout_s is not None and limits.max_in_flight is not None  # `limits_of`
         self.timeout_s = limits.timeout_s
-        self.repeats = calls.retry  # of a call that is safe to repeat, or that the server never got
-        self.shared: Connection | None = None
+        self.repeats = config.retry  # of a call that is safe to repeat, or that the server never got
+        self.shared: ServerSupervisor | None = None
         self.inputs: dict[str, SchemaCheck] = {}
         self.outputs: dict[str, SchemaCheck] = {}
         self.counts = CallCounts()
         self.version = ""  # what the server says of itself, when it is started
         self._launcher = launcher
-        self._gate = Gate(limits.max_in_flight, calls_per_minute=limits.calls_per_minute)
-        self._breaker = CircuitBreaker()
+        self.gate = Gate(limits.max_in_flight, calls_per_minute=limits.calls_per_minute)
+        self.breaker = CircuitBreaker()
         self._on_note = on_note
         self._pinned = ""  # the hash of the first tool list, against which later ones are held
 
@@ -91,16 +85,16 @@ class StartedServer:
 
         Raises OpenFailed, and UserError if `safe_to_retry` does not name a tool.
         """
-        connection = self.connect()
+        supervisor = self.connect()
         waiting = asyncio.create_task(self._say_that_it_starts())
         try:
-            tool_list = await connection.supervisor.open()
+            tool_list = await supervisor.open()
         finally:
             waiting.cancel()
             if self.limits.isolation == "shared":
-                self.shared = connection
+                self.shared = supervisor
             else:
-                await connection.close()
+                await supervisor.close()
         # A server object is reached without the handshake that would report it.
         launcher = self._launcher
         self.version = (
@@ -111,7 +105,7 @@ class StartedServer:
             self._on_note(f"server {self.name!r}: {note}")
         cleaned = [
             self._cleaned(to_spec(self.name, tool))
-            for tool in self._offered(tool_list, connection.workspace)
+            for tool in self._offered(tool_list, supervisor.workspace)
             if self._is_legible(tool)
         ]
         specs = [spec for spec in cleaned if self._is_short_enough(spec)]
@@ -141,77 +135,27 @@ class StartedServer:
                 "(tools.per_server.NAME.start_timeout_s)"
             )
 
-    def connect(self) -> Connection:
+    def connect(self) -> ServerSupervisor:
         """Return a new connection, which opens at its first call; it shares gate and breaker with the
         others."""
         # A server object in this process is the same one each time: nothing to compare, and a list of many
         # tools would cost more than an episode's calls.
         is_known = bool(self._pinned) and isinstance(self._launcher, MemoryLauncher)
-        answers = self._calls.answers  # None: what the server asks is refused
-        questions = None if answers is None else Questions(self.name, answers)
         launcher, workspace = self._launcher, None
         if isinstance(launcher, StdioLauncher) and self._workspace is not None:
             workspace = self._workspace.copy()
             launcher = replace(launcher, workspace=workspace)
-        supervisor = ServerSupervisor(
+        return ServerSupervisor(
             self.name,
             launcher,
-            breaker=self._breaker,
+            breaker=self.breaker,
             start_timeout_s=self.limits.start_timeout_s,
             on_tool_list=None if is_known else partial(self._compare, workspace),
-            read_list=partial(read_tool_list, with_readers=self._settings.resources),
+            read_list=partial(read_tool_list, with_readers=self._config.resources),
             on_restart=self._count_restart,
-            questions=questions,
+            questions=None if self._answers is None else Questions(self.name, self._answers),
+            workspace=workspace,
         )
-        return Connection(
-            supervisor, gate=self._gate, breaker=self._breaker, workspace=workspace, questions=questions
-        )
-
-    async def restore(self, connection: Connection) -> None:
-        """Bring the state back in which episodes begin. Raises CallFailed."""
-        reset = self.limits.reset
-        assert reset is not None
-        begun_s = time.perf_counter()
-        if reset.command:
-            await self._run(reset)
-        for call in reset.calls:
-            pending = PendingCall(
-                tool=call.tool,
-                arguments=call.arguments,
-                meta={PURPOSE_META_KEY: Purpose.SETUP.value},
-                timeout_s=self.timeout_s,
-            )
-            answer = await connection.call(pending)
-            if answer.is_error:
-                said, _ = cut_middle(render(answer.content, None), _VERSION_CHARS)
-                raise CallFailed(FailureKind.UPSTREAM, f"its reset failed: {call.tool} says {said}")
-        self.reset_s = max(self.reset_s, time.perf_counter() - begun_s)
-
-    async def _run(self, reset: ResetSection) -> None:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *reset.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise CallFailed(FailureKind.UPSTREAM, f"its reset failed: {error}") from error
-        try:
-            async with asyncio.timeout(reset.timeout_s):
-                _, said = await process.communicate()
-        except TimeoutError:
-            raise CallFailed(
-                FailureKind.UPSTREAM, f"its reset took longer than {reset.timeout_s:g} s"
-            ) from None
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode:
-            words, _ = cut_middle(SECRETS.text(said.decode("utf-8", "replace").strip()), _VERSION_CHARS)
-            raise CallFailed(FailureKind.UPSTREAM, f"its reset failed with {process.returncode}: {words}")
 
     def is_safe(self, spec: ToolSpec) -> bool:
         """Return True if a second effect of a call does no harm."""
@@ -222,11 +166,11 @@ class StartedServer:
         """Return what its calls came to so far."""
         return ServerMetrics(
             server=self.name,
-            in_flight=self._gate.in_flight,
-            most_in_flight=self._gate.most_in_flight,
+            in_flight=self.gate.in_flight,
+            most_in_flight=self.gate.most_in_flight,
             restarts=self.counts.restarts,
-            breaker=self._breaker.state,
-            next_try_s=self._breaker.delay_s,
+            breaker=self.breaker.state,
+            next_try_s=self.breaker.delay_s,
             waited_s=self.counts.waited_s,
             waited_max_s=self.counts.waited_max_s,
             tools=self.counts.tools(),
@@ -254,7 +198,7 @@ class StartedServer:
             self._pinned = current
             return
         text = "it came back with other tools than it had at the start"
-        if self._settings.on_change == "refuse":
+        if self._config.on_catalog_change == "refuse":
             raise OpenFailed(f"{text} (tools.on_catalog_change is refuse)", permanent=True)
         self._pinned = current
         self._on_note(f"server {self.name!r}: {text}; the first ones stay on offer")
@@ -280,7 +224,7 @@ class StartedServer:
 
     def _is_short_enough(self, spec: ToolSpec) -> bool:
         """False, with a note, if the tool's name or schema is past its limit."""
-        fault = why_too_long(spec, self._settings.list_limits)
+        fault = why_too_long(spec)
         if fault is not None:
             name = spec.name if len(spec.name) <= 60 else f"{spec.name[:60]}..."
             self._on_note(f"server {self.name!r}: tool {name!r} is left out: {fault}")
@@ -302,11 +246,11 @@ class StartedServer:
                 "description or schema; look at what it says before you train on it"
             )
             spec = spec.model_copy(update={"description": description, "input_schema": schema})
-        spec, cut = cut_texts(spec, self._settings.list_limits)
+        spec, cut = cut_texts(spec)
         if cut:
             self._on_note(
                 f"tool {spec.dotted}: {cut:,} characters were cut out of its descriptions; one may have "
-                f"{self._settings.list_limits.description_chars:,}"
+                f"{DESCRIPTION_CHARS:,}"
             )
         elif len(description) > _LONG_DESCRIPTION:
             self._on_note(f"tool {spec.dotted}: its description has {len(description):,} characters")

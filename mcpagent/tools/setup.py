@@ -17,12 +17,10 @@ from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import canonical, content_digest
-from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
-from mcpagent.tools.limits import CallLimits
+from mcpagent.tools.limits import limits_of
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.questions import load_rules
 from mcpagent.tools.servers_config import (
     HttpServer,
     InProcessServer,
@@ -192,7 +190,7 @@ def open_tools(
         return
     servers = configured_servers(config, on_note=on_note)
     with IOThread() as io:
-        pool = tool_pool(config, servers, ledger=ledger, log_dir=log_dir, on_note=on_note)
+        pool = ToolPool(servers, config, ledger=ledger, log_dir=log_dir, on_note=on_note)
         io.run(pool.__aenter__())
         try:
             with recording(config, pool, servers, on_note=on_note) as cassette:
@@ -205,14 +203,12 @@ def servers_with_own_state(config: ToolsConfig, servers: Sequence[ServerConfig])
     """Return the servers that are configured so that no session finds what another one did. A session of its
     own over HTTP does not say that, nor does an instance that works on a service."""
     names = {name for name, section in config.per_server.items() if section.workspace or section.reset}
-    if servers:
-        pool = tool_pool(config, servers)
-        for server in servers:
-            works_alone = isinstance(server, StdioServer) or (
-                isinstance(server, InProcessServer) and not server.is_live
-            )
-            if works_alone and pool.isolation(server.name) == "episode":
-                names.add(server.name)
+    for server in servers:
+        works_alone = isinstance(server, StdioServer) or (
+            isinstance(server, InProcessServer) and not server.is_live
+        )
+        if works_alone and limits_of(server, config).isolation == "episode":
+            names.add(server.name)
     return frozenset(names)
 
 
@@ -221,34 +217,3 @@ def _own_state(config: ToolsConfig, servers: Sequence[ServerConfig]) -> tuple[fr
     own_state = servers_with_own_state(config, servers)
     with_reset = {name for name, section in config.per_server.items() if section.reset}
     return own_state, own_state - with_reset
-
-
-def tool_pool(
-    config: ToolsConfig,
-    servers: Sequence[ServerConfig],
-    *,
-    ledger: Path | None = None,
-    log_dir: Path | None = None,
-    on_note: Callable[[str], None] = lambda _: None,
-) -> ToolPool:
-    """Return a pool of `servers`, not started yet, with the settings of `config`. Raise UserError if settings
-    contradict each other or name a server that is not there."""
-    return ToolPool(
-        servers,
-        limits=CallLimits(
-            timeout_s=config.timeout_s,
-            retry=config.retry,
-            result_limit_chars=config.result_limit_chars,
-            per_server=config.per_server,
-            answers=None if config.answers is None else load_rules(Path(config.answers)),
-        ),
-        catalog=CatalogSettings(
-            allow=config.allow_list,
-            read_only=config.read_only,
-            resources=config.resources,
-            on_change=config.on_catalog_change,
-        ),
-        ledger=ledger,
-        log_dir=log_dir,
-        on_note=on_note,
-    )

@@ -35,6 +35,7 @@ from mcpagent.tools.limits import CircuitBreaker, settled
 from mcpagent.tools.questions import Questions
 from mcpagent.tools.transports.open import Launcher
 from mcpagent.tools.wire import FORBIDDEN, LOGIN_NEEDED, NOT_SENT, RESPONSE_LOST
+from mcpagent.tools.workspace import WorkspaceCopy
 
 PING_TIMEOUT_S = 10.0  # less if the deadline of the call that made us doubt was shorter
 
@@ -97,7 +98,8 @@ class ServerSupervisor:
     """Keeps one server running. Bound to the running loop; the first `up` starts it.
 
     `breaker` belongs to the server, so several supervisors may share it. `on_tool_list` sees the tool list of
-    every generation and may raise OpenFailed; None if the list need not be read.
+    every generation and may raise OpenFailed; None if the list need not be read. `questions` answers what the
+    server asks (None: it is refused), `workspace` is the copy that it works on.
     """
 
     def __init__(
@@ -111,8 +113,10 @@ class ServerSupervisor:
         read_list: Callable[[Client], Awaitable[ToolList]] = read_tool_list,
         on_restart: Callable[[], None] = lambda: None,
         questions: Questions | None = None,
+        workspace: WorkspaceCopy | None = None,
     ) -> None:
-        self._questions = questions
+        self.questions = questions
+        self.workspace = workspace
         self.name = name
         self.start_timeout_s = start_timeout_s
         self._launcher = launcher
@@ -190,7 +194,7 @@ class ServerSupervisor:
         return task
 
     async def close(self) -> None:
-        """End the server. Never raises; waits at most 10 s."""
+        """End the server, and remove its workspace. Waits at most 10 s."""
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -202,6 +206,8 @@ class ServerSupervisor:
             _, late = await asyncio.wait(unfinished, timeout=_CLOSE_TIMEOUT_S)
             for task in late:
                 task.cancel()
+        if self.workspace is not None:
+            await asyncio.to_thread(self.workspace.remove)
 
     def _check_health(self, live: Live, timeout_s: float, *, is_doubted: bool) -> None:
         """Start `live.health_check`, unless one runs: it pings the server until it answers, is known to be
@@ -339,7 +345,7 @@ class ServerSupervisor:
 
         try:
             async with self._launcher.client(
-                on_eof=leave.set, on_end=on_end, questions=self._questions
+                on_eof=leave.set, on_end=on_end, questions=self.questions
             ) as client:
                 tool_list = ToolList()
                 if self._on_tool_list is not None:

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from mcp.server import MCPServer
 from mcp.types import ToolAnnotations
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall
 from mcpagent.policy.scripted import call_text
 from mcpagent.servers.provider import builtin_servers
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 
@@ -43,7 +43,7 @@ async def scratch_pool(
     for function, hints in tools:
         server.add_tool(function, annotations=hints)
     async with ToolPool(
-        [InProcessServer(name="scratch", server=server)], limits=CallLimits(timeout_s=timeout_s)
+        [InProcessServer(name="scratch", server=server)], ToolsConfig(timeout_s=timeout_s)
     ) as pool:
         yield pool
 

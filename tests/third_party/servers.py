@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.tools.contract import ToolSession
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import PoolSession, ToolPool
 from mcpagent.tools.servers_config import load_servers
 
@@ -138,7 +138,7 @@ class Desk:
     async def pool(self, *names: str, timeout_s: float = 20.0, **entries: Any) -> AsyncGenerator[ToolPool]:
         """The servers, from their mcp.json. The test ends with an error if one of them still runs then."""
         loaded = load_servers(self.configure(*names, **entries))
-        async with ToolPool(loaded.servers, limits=CallLimits(timeout_s=timeout_s)) as pool:
+        async with ToolPool(loaded.servers, ToolsConfig(timeout_s=timeout_s)) as pool:
             yield pool
 
     @asynccontextmanager

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from mcpagent.config.schema import ResetCall, ResetSection, ServerSection
-from mcpagent.tools.limits import CallLimits
+from mcpagent.config.schema import ResetCall, ResetSection, ServerSection, ToolsConfig
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import load_servers
 from tests.third_party.servers import Desk, call
@@ -66,8 +65,8 @@ async def _episodes(desk: Desk, name: str, limits: ServerSection, *, count: int)
     """What each episode reads before and after it has written."""
     answers: list[tuple[str, str]] = []
     servers = load_servers(desk.configure(name)).servers
-    calls = CallLimits(timeout_s=60, per_server={name: limits})
-    async with ToolPool(servers, limits=calls) as pool:
+    calls = ToolsConfig(timeout_s=60, per_server={name: limits})
+    async with ToolPool(servers, calls) as pool:
         for _ in range(count):
             async with pool.session() as session:
                 seen: list[str] = []

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mcpagent.config.schema import ServerSection
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
-from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import OnChange
-from mcpagent.tools.limits import BreakerState, CallLimits, CircuitBreaker
+from mcpagent.tools.limits import BreakerState, CircuitBreaker
 from mcpagent.tools.metrics import ServerMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
@@ -170,7 +170,7 @@ def test_a_server_that_does_not_come_back_fails_every_call_within_the_bound(tmp_
 def test_a_start_that_hangs_is_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
     async def run() -> None:
         limits = {"crasher": ServerSection(start_timeout_s=2.0)}
-        async with ToolPool([_server(tmp_path)], limits=CallLimits(per_server=limits)) as pool:
+        async with ToolPool([_server(tmp_path)], ToolsConfig(per_server=limits)) as pool:
             (tmp_path / "hang-at-start").touch()
             (tmp_path / "die-at-calls").touch()
             async with asyncio.timeout(60):
@@ -206,7 +206,7 @@ def test_an_episode_that_wrote_to_a_server_does_not_go_on_with_a_blank_one(tmp_p
 
 def test_an_episodes_own_instance_that_died_is_replaced_only_while_it_was_read_from(tmp_path: Path) -> None:
     async def run() -> None:
-        async with ToolPool([_server(tmp_path)], isolation={"crasher": "episode"}) as pool:
+        async with ToolPool([replace(_server(tmp_path), isolation="episode")]) as pool:
             for first, kind in (("look", None), ("change", FailureKind.CRASHED)):
                 async with pool.session() as session:
                     before = ToolCall(id="1", server="crasher", tool=first, arguments={})
@@ -223,7 +223,7 @@ def test_a_server_that_keeps_its_state_elsewhere_may_be_declared_so(tmp_path: Pa
 
     async def run() -> None:
         async with (
-            ToolPool([_server(tmp_path)], limits=CallLimits(per_server=limits)) as pool,
+            ToolPool([_server(tmp_path)], ToolsConfig(per_server=limits)) as pool,
             pool.session() as session,
         ):
             change = ToolCall(id="1", server="crasher", tool="change", arguments={})
@@ -240,7 +240,7 @@ def test_a_tool_that_the_user_declares_safe_is_repeated(tmp_path: Path) -> None:
     limits = {"crasher": ServerSection(safe_to_retry=("change",))}
 
     async def run() -> None:
-        async with ToolPool([_server(tmp_path)], limits=CallLimits(per_server=limits)) as pool:
+        async with ToolPool([_server(tmp_path)], ToolsConfig(per_server=limits)) as pool:
             (tmp_path / "die-once").touch()
             assert (await _call(pool, "change")).failure is None
             assert [tool.repeats for tool in _metrics(pool).tools] == [1]
@@ -255,9 +255,7 @@ def test_a_server_that_comes_back_with_other_tools_is_noted_or_refused(
     notes: list[str] = []
 
     async def run() -> ToolResult:
-        pool = ToolPool(
-            [_server(tmp_path)], catalog=CatalogSettings(on_change=on_change), on_note=notes.append
-        )
+        pool = ToolPool([_server(tmp_path)], ToolsConfig(on_catalog_change=on_change), on_note=notes.append)
         async with pool:
             pinned = pool.catalog_hash
             (tmp_path / "other-tools").touch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import pytest
 from mcpagent.core.hidden_text import schema_without_hidden, without_hidden
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.tools.catalog import CatalogSettings, ToolListLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.servers import lister
@@ -132,19 +132,18 @@ def test_a_property_called_description_is_no_text() -> None:
     assert removed == 1
 
 
-SMALL = ToolListLimits(description_chars=200, schema_chars=2000)
-
-
-def _listed(*tools: Any, limits: ToolListLimits = SMALL) -> tuple[dict[str, ToolSpec], list[str]]:
+def _listed(*tools: Any) -> tuple[dict[str, ToolSpec], list[str]]:
     notes: list[str] = []
 
-    async def run() -> dict[str, ToolSpec]:
-        async with ToolPool(
-            [_server(list(tools))], catalog=CatalogSettings(list_limits=limits), on_note=notes.append
-        ) as pool:
+    async def run(folder: str) -> dict[str, ToolSpec]:
+        file = Path(folder) / "pages.json"
+        file.write_text(json.dumps([tools]))
+        server = replace(_server(), args=(str(Path(lister.__file__)), f"@{file}"))
+        async with ToolPool([server], on_note=notes.append) as pool:
             return dict(pool.tools)
 
-    return asyncio.run(run()), notes
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(run(folder)), notes
 
 
 def _schema(**properties: Any) -> dict[str, Any]:
@@ -152,10 +151,10 @@ def _schema(**properties: Any) -> dict[str, Any]:
 
 
 def test_a_long_description_of_a_tool_or_a_property_is_cut_with_a_mark_that_says_how_much() -> None:
-    text = "".join(f"{number:04d}" for number in range(500))  # 2000 characters, no two places alike
+    text = "".join(f"{number:04d}" for number in range(6000))  # 24,000 characters, no two places alike
     nested = {
         "type": "object",
-        "properties": {"at": {"description": text, "title": text, "default": "x" * 300}},
+        "properties": {"at": {"description": text, "title": text, "default": "x" * 30_000}},
     }
     array = {"type": "array", "items": {"anyOf": [{"type": "string", "description": text}]}}
     tool = {"name": "long", "description": text, "inputSchema": _schema(where=nested, many=array)}
@@ -164,14 +163,14 @@ def test_a_long_description_of_a_tool_or_a_property_is_cut_with_a_mark_that_says
     at, item = schema["where"]["properties"]["at"], schema["many"]["items"]["anyOf"][0]
     for cut in (tools["long"].description, at["description"], at["title"], item["description"]):
         head, mark, tail = cut.split("\n")
-        assert len(cut) <= 200
-        assert text.startswith(head) and text.endswith(tail) and min(len(head), len(tail)) > 50
-        assert mark == f"[... {2000 - len(head) - len(tail)} characters cut ...]"
-    assert at["default"] == "x" * 300  # data: a shorter one would be another value
+        assert len(cut) <= 20_000
+        assert text.startswith(head) and text.endswith(tail) and min(len(head), len(tail)) > 9_000
+        assert mark == f"[... {24_000 - len(head) - len(tail)} characters cut ...]"
+    assert at["default"] == "x" * 30_000  # data: a shorter one would be another value
     kept = len(head) + len(tail)
     assert notes == [
-        f"tool lister.long: {4 * (2000 - kept):,} characters were cut out of its descriptions; one may have "
-        "200"
+        f"tool lister.long: {4 * (24_000 - kept):,} characters were cut out of its descriptions; one may "
+        "have 20,000"
     ]
 
 
@@ -179,10 +178,10 @@ def test_a_long_description_of_a_tool_or_a_property_is_cut_with_a_mark_that_says
 @pytest.mark.parametrize(
     "part",
     [
-        {"enum": [f"{number:03d}" for number in range(300)]},
-        {"properties": {f"property_{number}": {"type": "string"} for number in range(60)}},
-        {"default": "x" * 2000},
-        {"pattern": "a?" * 1000},
+        {"enum": [f"{number:03d}" for number in range(30_000)]},
+        {"properties": {f"property_{number}": {"type": "string"} for number in range(6_000)}},
+        {"default": "x" * 200_000},
+        {"pattern": "a?" * 100_000},
     ],
     ids=["enum", "properties", "default", "pattern"],
 )
@@ -193,7 +192,7 @@ def test_a_tool_with_a_schema_past_the_limit_is_left_out_and_named(which: str, p
     size, kind = len(json.dumps(_schema(p=part))), which.removesuffix("Schema")
     assert notes == [
         f"server 'lister': tool 'large' is left out: its {kind} schema has {size:,} characters; it may "
-        "have 2,000"
+        "have 200,000"
     ]
 
 
@@ -208,7 +207,7 @@ def test_a_tool_whose_name_is_long_is_left_out() -> None:
 def test_what_is_within_the_limits_stays_as_it_is() -> None:
     exact = {"type": "object", "properties": {"p": {"type": "string", "description": "d" * 20_000}}}
     tool = {"name": "t", "description": "d" * 20_000, "inputSchema": exact, "outputSchema": exact}
-    tools, notes = _listed(tool, limits=ToolListLimits())
+    tools, notes = _listed(tool)
     assert tools["t"].description == tool["description"]
     assert tools["t"].input_schema == tools["t"].output_schema == exact
     assert notes == ["tool lister.t: its description has 20,000 characters"]

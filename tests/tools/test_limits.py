@@ -11,7 +11,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
-from mcpagent.tools.limits import CallLimits, Gate
+from mcpagent.tools.limits import Gate
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 from mcpagent.tools.setup import open_tools
@@ -35,7 +35,7 @@ def test_no_more_calls_than_allowed_are_at_the_server_at_once() -> None:
     async def run() -> None:
         limits = {"counted": ServerSection(max_in_flight=3)}
         async with ToolPool(
-            [InProcessServer(name="counted", server=server)], limits=CallLimits(per_server=limits)
+            [InProcessServer(name="counted", server=server)], ToolsConfig(per_server=limits)
         ) as pool:
             async with pool.session() as session:
                 results = await asyncio.gather(*(call(session, "count", server="counted") for _ in range(40)))
@@ -91,7 +91,7 @@ def test_a_deadline_starts_when_the_slot_is_free() -> None:
     async def run() -> None:
         limits = {"echo": ServerSection(max_in_flight=1, timeout_s=1.0)}
         async with (
-            ToolPool([memory_echo()], limits=CallLimits(per_server=limits)) as pool,
+            ToolPool([memory_echo()], ToolsConfig(per_server=limits)) as pool,
             pool.session() as session,
         ):
             *hung, last = await asyncio.gather(
@@ -107,14 +107,14 @@ def test_a_deadline_starts_when_the_slot_is_free() -> None:
 
 def test_settings_for_a_server_that_is_not_there_name_the_nearest() -> None:
     with pytest.raises(UserError, match="per_server does not name a server: 'ecko'") as error:
-        ToolPool([memory_echo()], limits=CallLimits(per_server={"ecko": ServerSection()}))
+        ToolPool([memory_echo()], ToolsConfig(per_server={"ecko": ServerSection()}))
     assert error.value.remedy == "Did you mean echo?"
 
 
 def test_a_tool_declared_safe_that_is_not_there_names_the_nearest() -> None:
     async def run() -> None:
         async with ToolPool(
-            [memory_echo()], limits=CallLimits(per_server={"echo": ServerSection(safe_to_retry=("write",))})
+            [memory_echo()], ToolsConfig(per_server={"echo": ServerSection(safe_to_retry=("write",))})
         ):
             pass
 

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind
-from mcpagent.tools.limits import BreakerState, CallLimits
+from mcpagent.tools.limits import BreakerState
 from mcpagent.tools.metrics import Histogram
 from mcpagent.tools.pool import ToolPool
 from tests.tools.support import call, memory_echo
@@ -38,9 +39,7 @@ def test_no_calls_have_no_percentile() -> None:
 
 def test_metrics_say_what_the_calls_of_each_tool_came_to() -> None:
     async def run() -> None:
-        async with ToolPool(
-            [memory_echo()], limits=CallLimits(result_limit_chars=100, timeout_s=0.2)
-        ) as pool:
+        async with ToolPool([memory_echo()], ToolsConfig(result_limit_chars=100, timeout_s=0.2)) as pool:
             async with pool.session() as session:
                 await asyncio.gather(*(call(session, "echo", text=str(i)) for i in range(7)))
                 await call(session, "big", size=1000)

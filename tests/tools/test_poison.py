@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolResult
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import PoolSession, ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from tests.tools.servers.poison import TOOLS
@@ -99,7 +99,7 @@ def test_poisoned_arguments_cost_their_own_call_and_no_neighbour(transport: tupl
 @pytest.mark.parametrize("transport", TRANSPORTS[1:4], ids="-".join)
 def test_a_huge_argument_passes_or_costs_its_own_call(transport: tuple[str, ...]) -> None:
     async def run(server: StdioServer | HttpServer) -> None:
-        pool = ToolPool([server], limits=CallLimits(result_limit_chars=10_000_000))
+        pool = ToolPool([server], ToolsConfig(result_limit_chars=10_000_000))
         async with pool, pool.session() as session:
             neighbour = asyncio.create_task(_poison(session, "wait"))
             huge = await _poison(session, "echo", text="x" * 5_000_000)

@@ -10,12 +10,11 @@ from mcp.server import MCPServer, Server, ServerRequestContext
 from mcp.types import CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool
 
 from mcpagent import __version__
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
-from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import NONCE_META_KEY, Purpose
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 from tests.tools.servers import echo
@@ -58,7 +57,7 @@ def test_the_versions_are_those_that_the_servers_report() -> None:
 
 def test_the_isolation_of_a_server_is_what_was_chosen_else_what_its_kind_needs() -> None:
     servers = [memory_echo(), memory_echo("own", isolation="episode"), *builtin_servers(["slack", "fmp"])]
-    pool = ToolPool(servers, isolation={"fmp": "episode"})
+    pool = ToolPool(servers, ToolsConfig(per_server={"fmp": ServerSection(isolation="episode")}))
     names = ("echo", "own", "slack", "fmp")
     assert [pool.isolation(name) for name in names] == ["shared", "episode", "episode", "episode"]
     assert ToolPool(servers).isolation("fmp") == "shared"
@@ -88,7 +87,7 @@ def test_a_session_sees_its_own_notes_and_never_those_of_another() -> None:
 
 def test_a_shared_server_keeps_its_state_across_sessions() -> None:
     async def run() -> None:
-        async with ToolPool([memory_echo()], isolation={"echo": "shared"}) as pool:
+        async with ToolPool([memory_echo(isolation="shared")]) as pool:
             async with pool.session() as first:
                 await call(first, "write_down", note="a")
             async with pool.session() as second:
@@ -123,7 +122,7 @@ def test_arguments_that_no_transport_can_carry_fail_before_they_are_sent(value: 
 def test_a_long_result_loses_its_middle_and_says_how_much() -> None:
     async def run() -> None:
         async with (
-            ToolPool([memory_echo()], limits=CallLimits(result_limit_chars=100)) as pool,
+            ToolPool([memory_echo()], ToolsConfig(result_limit_chars=100)) as pool,
             pool.session() as session,
         ):
             result = await call(session, "big", size=1000)
@@ -171,7 +170,7 @@ def test_an_unknown_tool_is_a_result_that_names_the_nearest() -> None:
 def test_the_allow_list_hides_and_denies_the_rest() -> None:
     async def run() -> None:
         async with (
-            ToolPool([memory_echo()], catalog=CatalogSettings(allow=["echo.pid", "picture"])) as pool,
+            ToolPool([memory_echo()], ToolsConfig(allow_list=("echo.pid", "picture"))) as pool,
             pool.session() as session,
         ):
             assert set(pool.tools) == {"pid", "picture"}
@@ -183,7 +182,7 @@ def test_the_allow_list_hides_and_denies_the_rest() -> None:
 
 def test_an_allow_list_entry_that_names_nothing_is_a_user_error() -> None:
     async def run() -> None:
-        async with ToolPool([memory_echo()], catalog=CatalogSettings(allow=["echo.pidd"])):
+        async with ToolPool([memory_echo()], ToolsConfig(allow_list=("echo.pidd",))):
             pass
 
     with pytest.raises(UserError, match=r"echo\.pidd") as error:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.errors import UserError
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.questions import ASKED_META_KEY, AnswerRule, load_rules
+from mcpagent.tools.questions import ASKED_META_KEY, load_rules
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.support import call
 from tests.tools.wild import SCRIPTS
@@ -32,16 +32,14 @@ def _tardy(log: Path) -> StdioServer:
     return StdioServer(name="tardy", command=sys.executable, args=("-S", str(SCRIPTS / "tardy.py"), str(log)))
 
 
-def _pool(
-    server: StdioServer, answers: tuple[AnswerRule, ...] | None, *, timeout_s: float = 20.0
-) -> ToolPool:
-    return ToolPool([server], limits=CallLimits(timeout_s=timeout_s, answers=answers))
+def _pool(server: StdioServer, answers: Path | None, *, timeout_s: float = 20.0) -> ToolPool:
+    return ToolPool([server], ToolsConfig(timeout_s=timeout_s, answers=answers and str(answers)))
 
 
-def _rules(folder: Path) -> tuple[AnswerRule, ...]:
+def _rules(folder: Path, script: str = SCRIPT) -> Path:
     file = folder / "answers.yaml"
-    file.write_text(SCRIPT)
-    return load_rules(file)
+    file.write_text(script)
+    return file
 
 
 def test_a_script_answers_by_pattern_refuses_the_rest_and_the_record_says_both(tmp_path: Path) -> None:
@@ -160,7 +158,7 @@ def test_a_task_that_does_not_end_is_cancelled_at_the_deadline_of_its_call(tmp_p
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_task_that_needs_input_gets_it_or_is_cancelled(tmp_path: Path, *, answered: bool) -> None:
     log = tmp_path / "log"
-    rules = (AnswerRule(message="Go on"),) if answered else None
+    rules = _rules(tmp_path, '- {message: "Go on"}') if answered else None
 
     async def run() -> ToolResult:
         async with _pool(_tardy(log), rules) as pool, pool.session() as session:

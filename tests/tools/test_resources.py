@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolResult
-from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.support import call, stdio_echo
@@ -21,7 +21,7 @@ READERS = {"list_resources", "read_resource", "list_prompts", "get_prompt"}
 
 def test_resources_templates_and_prompts_are_listed_and_read() -> None:
     async def run() -> dict[str, ToolResult]:
-        async with ToolPool([LIBRARY], catalog=CatalogSettings(resources=True)) as pool:
+        async with ToolPool([LIBRARY], ToolsConfig(resources=True)) as pool:
             assert set(pool.tools) == READERS | {"lend"}
             assert all(pool.tools[name].annotations.read_only for name in READERS)
             async with pool.session() as session:
@@ -59,7 +59,7 @@ def test_resources_templates_and_prompts_are_listed_and_read() -> None:
 def test_servers_without_resources_and_runs_that_do_not_ask_have_no_such_tools(*, resources: bool) -> None:
     async def run() -> set[str]:
         server = stdio_echo() if resources else LIBRARY
-        async with ToolPool([server], catalog=CatalogSettings(resources=resources)) as pool:
+        async with ToolPool([server], ToolsConfig(resources=resources)) as pool:
             return set(pool.tools)
 
     assert not {"list_resources", "read_resource"} & asyncio.run(run())

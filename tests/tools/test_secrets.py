@@ -13,13 +13,13 @@ import pytest
 
 from mcpagent.checks.doctor import check_servers
 from mcpagent.config.loader import dump_config, load_train_config, public_settings
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.errors import UserError
 from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.tables import tools_table
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer, learn_secrets, load_servers
@@ -65,8 +65,8 @@ def _call(server: StdioServer, **settings: object) -> tuple[ToolResult, list[str
     notes: list[str] = []
 
     async def run() -> tuple[ToolResult, int]:
-        limits = CallLimits(result_limit_chars=10**6)
-        pool = ToolPool([server], limits=limits, on_note=notes.append, **settings)  # type: ignore[arg-type]
+        config = ToolsConfig(result_limit_chars=10**6)
+        pool = ToolPool([server], config, on_note=notes.append, **settings)  # type: ignore[arg-type]
         async with pool, pool.session() as session:
             result = await session.call(ToolCall(id="1", tool="look", arguments={}))
             return result, sum(t.secrets for s in pool.metrics().servers for t in s.tools)
@@ -142,7 +142,7 @@ def test_a_secret_is_not_cut_in_half_by_the_limit_of_a_result() -> None:
     async def run(limit: int) -> str:
         pool = ToolPool(
             [_server(ANSWER="ab " * 30 + HELD["SHOP_TOKEN"] * 2 + " yz" * 30)],
-            limits=CallLimits(result_limit_chars=limit),
+            ToolsConfig(result_limit_chars=limit),
         )
         async with pool, pool.session() as session:
             return (await session.call(ToolCall(id="1", tool="look", arguments={}))).content

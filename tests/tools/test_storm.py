@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.tools.io_thread import IOThread
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from tests.tools.servers import ledgered
@@ -188,7 +188,7 @@ def test_hung_calls_cost_only_themselves(tmp_path: Path) -> None:
     place = _Place(tmp_path)
 
     async def run() -> None:
-        async with ToolPool([place.server], limits=CallLimits(timeout_s=4.0, max_in_flight=20)) as pool:
+        async with ToolPool([place.server], ToolsConfig(timeout_s=4.0)) as pool:
             hung = [asyncio.create_task(_one(pool, "hang")) for _ in range(10)]
             others = await asyncio.gather(*(_one(pool, "look", key=str(i)) for i in range(300)))
             assert [result.content for result in others] == [str(i) for i in range(300)]
@@ -206,7 +206,7 @@ def test_a_stopped_server_is_replaced_after_a_timeout_of_any_size(tmp_path: Path
     place = _Place(tmp_path)
 
     async def run() -> None:
-        async with ToolPool([place.server], limits=CallLimits(timeout_s=2.0)) as pool:
+        async with ToolPool([place.server], ToolsConfig(timeout_s=2.0)) as pool:
             os.kill(place.pids[0], signal.SIGSTOP)
             stuck = await _one(pool, "look", key="a")  # fits into the pipe, so writing it proves nothing
             assert stuck.failure is FailureKind.TIMEOUT
@@ -221,7 +221,7 @@ def test_a_stopped_server_is_replaced_after_a_timeout_of_any_size(tmp_path: Path
 
 def test_a_trainer_that_keeps_the_interpreter_to_itself_for_3_seconds_loses_no_call(tmp_path: Path) -> None:
     place = _Place(tmp_path)
-    pool = ToolPool([place.server], limits=CallLimits(timeout_s=1.0))
+    pool = ToolPool([place.server], ToolsConfig(timeout_s=1.0))
     with IOThread() as io:
         io.run(pool.__aenter__())
         try:

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.config.schema import ResetCall, ResetSection, ServerSection
+from mcpagent.config.schema import ResetCall, ResetSection, ServerSection, ToolsConfig
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.isolation import probe_start
 from mcpagent.tools.servers_config import StdioServer, load_servers
@@ -43,7 +42,7 @@ def _file(folder: Path, server: StdioServer) -> Path:
 
 
 def _pool(server: StdioServer, **limits: object) -> ToolPool:
-    return ToolPool([server], limits=CallLimits(per_server={"desk": ServerSection(**limits)}))  # type: ignore[arg-type]
+    return ToolPool([server], ToolsConfig(per_server={"desk": ServerSection(**limits)}))  # type: ignore[arg-type]
 
 
 def _folder(tmp_path: Path) -> Path:
@@ -181,8 +180,7 @@ def test_what_cannot_be_copied_or_would_be_shared_is_refused(tmp_path: Path) -> 
         Workspace("desk", tmp_path / "nothing", tmp_path / "w3")
     pool = ToolPool(
         [_desk(str(data))],
-        limits=CallLimits(per_server={"desk": ServerSection(workspace=str(data))}),
-        isolation={"desk": "shared"},
+        ToolsConfig(per_server={"desk": ServerSection(workspace=str(data), isolation="shared")}),
     )
     with pytest.raises(UserError, match="shared by all"):
         pool.isolation("desk")

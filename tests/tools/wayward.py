@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from mcpagent.config.schema import ServerSection
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import ToolCall
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 
@@ -73,7 +72,7 @@ async def _run(episodes: int, with_bad: bool, *, at_once: int) -> tuple[list[flo
     failed = 0
     numbers = iter(range(episodes))
 
-    async with ToolPool(servers, limits=CallLimits(per_server=limits), on_note=lambda _: None) as pool:
+    async with ToolPool(servers, ToolsConfig(per_server=limits), on_note=lambda _: None) as pool:
 
         async def episode(number: int) -> None:
             nonlocal failed

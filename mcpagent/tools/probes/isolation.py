@@ -13,11 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcpagent.config.schema import ServerSection
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.tools.contract import Purpose, ToolSession
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.arguments import as_json, harmless_arguments, known_values
 from mcpagent.tools.probes.processes import InstanceCost, started_instance
@@ -281,12 +280,11 @@ async def probe_start(
     A workspace is changed directly, file by file; without one, the additive tools that `probe_isolation`
     would call are called. Raises UserError if the server does not start.
     """
-    calls = CallLimits(per_server={config.name: limits})
     text = f"mcpagent-probe-{secrets.token_hex(4)}"
     reads: dict[str, str] = {}
     digest = differs = None
     number, longest_s = 0, 0.0
-    async with ToolPool([config], limits=calls, on_note=on_note) as pool:
+    async with ToolPool([config], ToolsConfig(per_server={config.name: limits}), on_note=on_note) as pool:
         specs = list(pool.tools.values())
         forbidden = _forbidden(specs)
         while differs is None and number < starts:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.records import Record
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import ServerConfig, StdioServer
 
@@ -62,8 +62,12 @@ async def started_instance(
     started_s = time.perf_counter()
     async with ToolPool(
         [config],
-        limits=CallLimits(timeout_s=timeout_s, retry=0, result_limit_chars=_RESULT_LIMIT_CHARS),
-        isolation={config.name: "shared"},
+        ToolsConfig(
+            timeout_s=timeout_s,
+            retry=0,
+            result_limit_chars=_RESULT_LIMIT_CHARS,
+            per_server={config.name: ServerSection(isolation="shared")},
+        ),
         on_note=on_note,
     ) as pool:
         start_s = time.perf_counter() - started_s

@@ -20,7 +20,6 @@ from mcpagent.synth.explore.words import stays_here
 from mcpagent.synth.tasks.prove import examine
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import Rejection
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from mcpagent.tools.setup import configured_servers, servers_with_own_state
@@ -32,13 +31,16 @@ NOTEBOOK = Path(__file__).with_name("notebook.py")
 def notebook(log: Path, *arguments: str, workspace: Path | None = None) -> ToolPool:
     """A notebook of which each session has its own process."""
     server = StdioServer(
-        name="notebook", command=sys.executable, args=("-S", str(NOTEBOOK), str(log), *arguments)
+        name="notebook",
+        command=sys.executable,
+        args=("-S", str(NOTEBOOK), str(log), *arguments),
+        isolation="episode",
     )
-    limits = CallLimits(
+    limits = ToolsConfig(
         timeout_s=60,
         per_server={"notebook": ServerSection(workspace=None if workspace is None else str(workspace))},
     )
-    return ToolPool([server], limits=limits, isolation={"notebook": "episode"})
+    return ToolPool([server], limits)
 
 
 async def tried(pool: ToolPool, servers: Collection[str]) -> tuple[Learned, Effects]:

@@ -26,9 +26,12 @@ LIBRARY = Path(__file__).with_name("library_server.py")
 
 def library(log: Path, *options: str) -> ToolPool:
     server = StdioServer(
-        name="library", command=sys.executable, args=("-S", str(LIBRARY), str(log), *options)
+        name="library",
+        command=sys.executable,
+        args=("-S", str(LIBRARY), str(log), *options),
+        isolation="episode",
     )
-    return ToolPool([server], isolation={"library": "episode"})
+    return ToolPool([server])
 
 
 @pytest.fixture(scope="module")

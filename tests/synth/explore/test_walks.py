@@ -10,12 +10,12 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.explore.tasks import Asked, explore_dataset
 from mcpagent.synth.templates.rules import GeneratedData
-from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 from tests.synth.explore.port_server import SHIPS, build
@@ -58,7 +58,7 @@ class Ledger:
 
         async def run() -> tuple[Task, ...]:
             served = InProcessServer(name="ledger", server=server)
-            async with ToolPool([served], catalog=CatalogSettings(read_only=read_only)) as pool:
+            async with ToolPool([served], ToolsConfig(read_only=tuple(read_only))) as pool:
                 return (await explore_dataset(pool, counts={"train": 60}, seed=3)).tasks["train"]
 
         return asyncio.run(run())
@@ -220,7 +220,7 @@ def test_what_lines_say_after_a_name_is_compared_chained_and_not_to_be_pasted() 
 
     async def run() -> tuple[Task, ...]:
         served = InProcessServer(name="harbour", server=server)
-        async with ToolPool([served], catalog=CatalogSettings(read_only=["harbour"])) as pool:
+        async with ToolPool([served], ToolsConfig(read_only=("harbour",))) as pool:
             asked = Asked(weights={"both": 2, "chain": 1})
             return (await explore_dataset(pool, counts={"train": 140}, seed=3, asked=asked)).tasks["train"]
 

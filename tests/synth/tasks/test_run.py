@@ -80,8 +80,9 @@ SHELVES = Path(__file__).with_name("shelves.py")
 
 def shelves(starts: Path) -> ToolPool:
     """A library of which each session has its own process."""
-    server = StdioServer(name="shelves", command=sys.executable, args=("-S", str(SHELVES), str(starts)))
-    return ToolPool([server], isolation={"shelves": "episode"})
+    command = (sys.executable, "-S", str(SHELVES), str(starts))
+    server = StdioServer(name="shelves", command=command[0], args=command[1:], isolation="episode")
+    return ToolPool([server])
 
 
 async def asked(cache: CallCache, generation: int, tool: str, said: str, *, only_reads: bool = True) -> Any:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from mcpagent.config.environment import resource_path
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
@@ -193,8 +194,10 @@ def test_posts_to_a_server_that_all_sessions_share_do_not_disturb_each_other(tmp
     posting = [template for template in shipped if template["name"] in ("price-post", "close-post")]
     templates = write_templates(tmp_path, posts=yaml.safe_dump(posting))
 
+    shared = ToolsConfig(per_server={"slack": ServerSection(isolation="shared")})
+
     async def run() -> GeneratedData:
-        async with ToolPool(builtin_servers(), isolation={"slack": "shared"}) as pool:
+        async with ToolPool(builtin_servers(), shared) as pool:
             return await generate_dataset(pool, templates, counts={"heldout": 200}, seed=0)
 
     assert set(asyncio.run(run()).rejects) <= {"duplicate"}

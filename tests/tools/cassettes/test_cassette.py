@@ -16,6 +16,7 @@ import pytest
 from mcp.server import MCPServer
 from mcp.types import ToolAnnotations
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.redact import secrets_of
 from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolCall, ToolResult
 from mcpagent.errors import UserError
@@ -24,9 +25,7 @@ from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import CALLS_NAME, CATALOG_NAME
-from mcpagent.tools.catalog import CatalogSettings
 from mcpagent.tools.contract import Purpose, ToolSession
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, ServerConfig
 from tests.tools.support import call, memory_echo, stdio_echo
@@ -51,9 +50,8 @@ async def taped(
 ) -> AsyncIterator[Cassette]:
     """A cassette around live servers, slack by default."""
     chosen = servers or (builtin_servers(["slack"])[0],)
-    limits = CallLimits(result_limit_chars=limit, timeout_s=timeout_s)
-    catalog = CatalogSettings(read_only=read_only)
-    async with ToolPool(chosen, limits=limits, catalog=catalog, ledger=ledger) as pool:
+    config = ToolsConfig(result_limit_chars=limit, timeout_s=timeout_s, read_only=tuple(read_only))
+    async with ToolPool(chosen, config, ledger=ledger) as pool:
         with Cassette.around(
             pool, tape, mode=mode, servers=facts, result_limit_chars=limit, **options
         ) as cassette:
@@ -570,7 +568,7 @@ def test_a_result_fits_the_limit_of_the_run_that_replays_it(tmp_path: Path) -> N
             return await call(cassette.session(), "big", size=1000), cassette.take_counts()
 
     async def directly(limit: int) -> ToolResult:
-        async with ToolPool([memory_echo()], limits=CallLimits(result_limit_chars=limit)) as pool:
+        async with ToolPool([memory_echo()], ToolsConfig(result_limit_chars=limit)) as pool:
             return await call(pool.session(), "big", size=1000)
 
     whole, _ = asyncio.run(big(2000))

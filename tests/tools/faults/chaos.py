@@ -22,11 +22,11 @@ from typing import Protocol
 
 import psutil
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.records import CheckStatus, Record
 from mcpagent.core.tools import FailureKind, ToolCall
 from mcpagent.errors import UserError
 from mcpagent.tools.contract import ToolSession
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.processes import STARTED_BY_ENV, marked
 from mcpagent.tools.servers_config import HttpServer, StdioServer
@@ -368,9 +368,7 @@ async def _trial(config: StdioServer | HttpServer, fault: ChaosFault, limits: Ch
     ended: list[str] = []
     try:
         async with fault_injector(config, mark=mark, slow_s=limits.call_s / 2) as injector:
-            pool = ToolPool(
-                [injector.server], limits=CallLimits(timeout_s=limits.call_s), on_note=notes.append
-            )
+            pool = ToolPool([injector.server], ToolsConfig(timeout_s=limits.call_s), on_note=notes.append)
             async with pool:
                 await trial.run(pool, injector)
                 problems += trial.problems()

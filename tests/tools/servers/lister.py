@@ -1,10 +1,12 @@
-"""A server whose tool list is the JSON of its argument, page after page; a call answers with its tool's name.
-Where that is a number, pages without end of a tool with a description of so many characters."""
+"""A server whose tool list is the JSON of its argument, or of the file that it names, page after page; a call
+answers with its tool's name. Where that is a number, pages without end of a tool with a description of so
+many characters."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -26,7 +28,8 @@ def _result(method: str, params: dict[str, Any], pages: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    pages = json.loads(sys.argv[1])
+    text = sys.argv[1]
+    pages = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
     for line in sys.stdin:
         message = json.loads(line)
         if "id" not in message:

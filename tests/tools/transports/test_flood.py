@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.errors import UserError
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, ServerConfig, StdioServer
 from mcpagent.tools.transports.jsonrpc import (
@@ -57,7 +57,7 @@ FLOODS = [
 def test_a_flood_is_cut_off_while_a_neighbour_is_answered(transport: str, kind: str) -> None:
     async def run(server: ServerConfig) -> ToolResult:
         async with (
-            ToolPool([server, stdio_echo()], limits=CallLimits(timeout_s=30.0, retry=0)) as pool,
+            ToolPool([server, stdio_echo()], ToolsConfig(timeout_s=30.0, retry=0)) as pool,
             pool.session() as session,
         ):
             flooding = asyncio.create_task(call(session, "misbehave", server="wayward", kind=kind))
@@ -109,7 +109,7 @@ def test_meta_is_cut_with_a_mark(transport: str) -> None:
 def test_a_stderr_without_end_is_kept_in_a_bounded_log_with_its_ends(tmp_path: Path) -> None:
     async def run(server: ServerConfig) -> ToolResult:
         async with (
-            ToolPool([server], limits=CallLimits(timeout_s=60.0), log_dir=tmp_path) as pool,
+            ToolPool([server], ToolsConfig(timeout_s=60.0), log_dir=tmp_path) as pool,
             pool.session() as session,
         ):
             begin = asyncio.create_task(call(session, "misbehave", server="wayward", kind="stderr", mib=8))
@@ -167,7 +167,7 @@ def test_a_server_that_exits_at_once_is_said_with_its_exit_code_and_last_words(e
 
 def test_a_server_that_dies_later_is_refused_with_its_exit_code() -> None:
     async def run(server: ServerConfig) -> str:
-        async with ToolPool([server], limits=CallLimits(retry=0)) as pool:
+        async with ToolPool([server], ToolsConfig(retry=0)) as pool:
             for _ in range(5):  # in a row, and the breaker is open
                 async with pool.session() as session:
                     await call(session, "misbehave", server="wayward", kind="exit", code=7)

@@ -21,11 +21,10 @@ from mcp.types import (
     TextContent,
 )
 
-from mcpagent.config.schema import ServerSection
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
-from mcpagent.tools.catalog import CatalogSettings
-from mcpagent.tools.limits import BACKOFF_FIRST_S, FAILURES_TO_OPEN, BreakerState, CallLimits
+from mcpagent.tools.limits import BACKOFF_FIRST_S, FAILURES_TO_OPEN, BreakerState
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, Isolation
 from mcpagent.tools.transports.http import http_streams
@@ -113,7 +112,7 @@ def test_a_lost_exchange_leaves_the_pool_its_connection() -> None:
 
 def test_too_many_calls_wait_as_long_as_the_server_asks_and_open_no_breaker() -> None:
     async def run(server: HttpServer) -> None:
-        async with ToolPool([server], limits=CallLimits(retry=0)) as pool, pool.session() as session:
+        async with ToolPool([server], ToolsConfig(retry=0)) as pool, pool.session() as session:
             # `busy` may be called by nobody twice: it says nothing of its effects.
             results = await asyncio.gather(
                 *(call(session, "busy", server="poison", times=8, retry_after="0.3") for _ in range(4))
@@ -132,7 +131,7 @@ def test_too_many_calls_wait_as_long_as_the_server_asks_and_open_no_breaker() ->
 
 def test_a_wait_past_the_deadline_is_not_begun() -> None:
     async def run(server: HttpServer) -> None:
-        async with ToolPool([server], limits=CallLimits(timeout_s=5.0)) as pool, pool.session() as session:
+        async with ToolPool([server], ToolsConfig(timeout_s=5.0)) as pool, pool.session() as session:
             for _ in range(FAILURES_TO_OPEN):
                 lost = await call(session, "busy", server="poison", times=999, retry_after="3600")
                 assert lost.failure is FailureKind.UPSTREAM
@@ -161,7 +160,7 @@ def test_a_refusal_of_our_key_is_said_at_once(status: int) -> None:
 
 def test_a_half_open_breaker_lets_one_call_try() -> None:
     async def run(server: HttpServer) -> None:
-        async with ToolPool([server], limits=CallLimits(retry=0)) as pool, pool.session() as session:
+        async with ToolPool([server], ToolsConfig(retry=0)) as pool, pool.session() as session:
 
             def breaker() -> BreakerState:
                 return pool.metrics().servers[0].breaker
@@ -328,7 +327,7 @@ def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts(isola
         async with AsyncExitStack() as stack:
             with _web() as server:
                 pool = await stack.enter_async_context(
-                    ToolPool([replace(server, isolation=isolation)], limits=CallLimits(per_server=limits))
+                    ToolPool([replace(server, isolation=isolation)], ToolsConfig(per_server=limits))
                 )
             session = await stack.enter_async_context(pool.session())
             lost = await asyncio.gather(
@@ -349,7 +348,7 @@ def test_a_server_that_was_away_and_is_back_with_other_tools_is_refused_where_th
     async def run(server: HttpServer) -> None:
         async with (
             HttpProxy(server, slow_s=0.0) as proxy,
-            ToolPool([replace(server, url=proxy.url)], catalog=CatalogSettings(on_change="refuse")) as pool,
+            ToolPool([replace(server, url=proxy.url)], ToolsConfig(on_catalog_change="refuse")) as pool,
             pool.session() as session,
         ):
             await proxy.leave()

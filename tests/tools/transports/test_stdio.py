@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.contract import NONCE_META_KEY
-from mcpagent.tools.limits import CallLimits
 from mcpagent.tools.pool import PoolSession, ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.support import call, memory_echo, stdio_echo
@@ -85,7 +85,7 @@ def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
 
     async def run() -> None:
         async with (
-            ToolPool([stdio_echo()], limits=CallLimits(timeout_s=3.0)) as pool,
+            ToolPool([stdio_echo()], ToolsConfig(timeout_s=3.0)) as pool,
             pool.session() as session,
         ):
             hanging = asyncio.create_task(noted("hang", asyncio.create_task(call(session, "hang"))))
@@ -107,7 +107,7 @@ def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
 def test_a_stopped_server_with_a_full_pipe_is_replaced() -> None:
     async def run() -> None:
         async with (
-            ToolPool([stdio_echo()], limits=CallLimits(timeout_s=5.0)) as pool,
+            ToolPool([stdio_echo()], ToolsConfig(timeout_s=5.0)) as pool,
             pool.session() as session,
         ):
             pid = await _pid(session)
