@@ -95,7 +95,7 @@ def check(folder: Path, *, replay: int = 0, console: Console | None = None) -> S
     try:
         with IOThread() as io, ExitStack() as stack:
             limit = opened.settings().tools.result_limit_chars
-            tape = stack.enter_context(Cassette.alone(folder / "cassette", result_limit_chars=limit))
+            tape = Cassette.alone(folder / "cassette", result_limit_chars=limit)
             models: dict[str, ReadyPolicy] = {}
             for side in (BASELINE, TRAINED):
                 config, slots = opened.settings(side), max(1, replay)

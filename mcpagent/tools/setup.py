@@ -43,19 +43,17 @@ def strict_cassette(config: ToolsConfig) -> Cassette | None:
     )
 
 
-@contextmanager
 def recording(
     config: ToolsConfig,
     pool: ToolPool,
     servers: Sequence[ServerConfig],
     *,
     on_note: Callable[[str], None],
-) -> Iterator[Cassette | None]:
-    """The cassette around a started pool of `servers`; None if the configuration has none."""
+) -> Cassette | None:
+    """Return the cassette around a started pool of `servers`; None if the configuration has none."""
     if config.cassette is None or config.cassette_mode not in ("record", "replay"):
-        yield None
-        return
-    cassette = Cassette.around(
+        return None
+    return Cassette.around(
         pool,
         Path(config.cassette),
         mode=config.cassette_mode,
@@ -72,8 +70,6 @@ def recording(
         secrets=_secrets(),
         on_note=on_note,
     )
-    with cassette:
-        yield cassette
 
 
 def _secrets() -> Mapping[str, str]:
@@ -184,7 +180,7 @@ def open_tools(
 ) -> Iterator[Tools]:
     """Start the servers; stop them at the end, whatever happens. A strict cassette starts none."""
     if (strict := strict_cassette(config)) is not None:
-        with strict, IOThread() as io:
+        with IOThread() as io:
             builtin = configured_servers(config) if config.servers is None else ()
             yield Tools(io, strict, strict, *_own_state(config, builtin))
         return
@@ -193,8 +189,8 @@ def open_tools(
         pool = ToolPool(servers, config, ledger=ledger, log_dir=log_dir, on_note=on_note)
         io.run(pool.__aenter__())
         try:
-            with recording(config, pool, servers, on_note=on_note) as cassette:
-                yield Tools(io, cassette or pool, cassette, *_own_state(config, servers))
+            cassette = recording(config, pool, servers, on_note=on_note)
+            yield Tools(io, cassette or pool, cassette, *_own_state(config, servers))
         finally:
             io.run(pool.close())
 

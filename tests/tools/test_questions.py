@@ -102,11 +102,10 @@ def test_a_replayed_call_has_the_answers_of_the_recorded_one(tmp_path: Path) -> 
                 servers=ServerFacts(isolation={"curious": "episode"}),
                 result_limit_chars=8000,
             )
-            with cassette:
-                session = cassette.session()
-                result = await call(session, "delete", server="curious", title="Emma")
-                await session.close()
-                return result
+            session = cassette.session()
+            result = await call(session, "delete", server="curious", title="Emma")
+            await session.close()
+            return result
 
     recorded, replayed = asyncio.run(run("record")), asyncio.run(run("replay"))
     assert replayed.from_cassette and replayed.content == recorded.content == "deleted Emma"

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from mcpagent.core.records import JsonObject, shown_value
@@ -62,8 +61,8 @@ class ServerFacts:
 
 @dataclass(kw_only=True)
 class Cassette:
-    """A `PinnedTools` with its answers on a tape. Close it, or use it as a context manager. `live` is None in
-    strict mode; `secrets` (value -> name) never reach the tape."""
+    """A `PinnedTools` with its answers on a tape. `live` is None in strict mode; `secrets` (value -> name)
+    never reach the tape."""
 
     tape: Tape
     mode: Literal["record", "replay", "strict"]
@@ -108,13 +107,9 @@ class Cassette:
             on_change=live.on_change,
             secrets=secrets or {},
         )
-        try:
-            for note in [*_changes(cassette.tape.catalog, tools), *_contaminations(servers, tools)]:
-                on_note(note)
-            cassette.tape.pin(TapeCatalog(tools=tuple(tools), versions=dict(servers.versions)))
-        except BaseException:
-            cassette.close()
-            raise
+        for note in [*_changes(cassette.tape.catalog, tools), *_contaminations(servers, tools)]:
+            on_note(note)
+        cassette.tape.pin(TapeCatalog(tools=tuple(tools), versions=dict(servers.versions)))
         return cassette
 
     @classmethod
@@ -131,7 +126,6 @@ class Cassette:
         tape = Tape(folder, writable=False)
         pinned = tape.catalog
         if pinned is None:
-            tape.close()
             raise UserError(
                 "the cassette has no catalog of its tools",
                 where=str(folder),
@@ -179,18 +173,6 @@ class Cassette:
         """Return what happened since this was last asked."""
         counts, self.counts = self.counts, CassetteCounts(self.mode)
         return counts.as_json()
-
-    def close(self) -> None:
-        """Sort the tape if it was written to. The servers belong to whoever started them. Idempotent."""
-        self.tape.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def key(self, spec: ToolSpec, arguments: JsonObject, history: CallHistory) -> CallKey:
         """Arguments without secrets: a key is stored with its answer."""

@@ -1,20 +1,19 @@
 """The tape: a folder of recorded answers that several processes may write at once.
 
     catalog.json   the tools and server versions of the recording, so that a replay needs no server
-    calls.jsonl    one line a call, sorted when its writer closes it, so that two recordings can be compared
+    calls.jsonl    one line a call; of two lines for one key the later counts
     .lock          held while one process writes
 
 Why one file under a lock, and not a file a call: a hundred thousand small files are slow to copy and to list
 on the file systems of clusters, and nobody can read them. Lines are only appended, whole and under the lock,
 so a killed writer leaves at most an unfinished last line, which the next writer removes. In memory a line is
-its key, its offset and its length.
+its key and its offset.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,7 @@ from mcpagent.core.records import JsonObject, Record, shown_value
 from mcpagent.core.redact import SECRETS, redact
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.storage.atomic import atomic_file, remove_leftovers, write_text
+from mcpagent.storage.atomic import write_text
 from mcpagent.tools.questions import ASKED_META_KEY
 from mcpagent.tools.wire import cut_middle
 
@@ -215,8 +214,6 @@ class RecordedAnswer(Record):
         )
 
 
-HEAD_BYTES = len('{"call": "0123456789abcdef-0123456789abcdef", "sum": "0123456789abcdef", ')
-
 _HEAD = re.compile(rb'\{"call": "([0-9a-f]{16})-([0-9a-f]{16})", "sum": "([0-9a-f]{16})", ')
 
 
@@ -245,7 +242,7 @@ def ids_of(line: bytes, *, where: str) -> tuple[bytes, bytes]:
     head = _HEAD.match(line)
     if head is None:
         raise _damaged(where, f"is not a recorded call: {shown_value(line[:60].decode('utf-8', 'replace'))}")
-    if head[3].decode() != _sum(line[10:43], line[HEAD_BYTES:-1]):
+    if head[3].decode() != _sum(head[1] + b"-" + head[2], line[head.end() : -1]):
         raise _damaged(where, "does not match its checksum: it was edited or damaged after its recording")
     return bytes.fromhex(head[1].decode()), bytes.fromhex(head[2].decode())
 
@@ -276,8 +273,6 @@ CALLS_NAME = "calls.jsonl"
 CATALOG_NAME = "catalog.json"
 
 _LOCK_NAME = ".lock"
-_SORTED_BYTES = 240  # of a line, after its head: server, tool and the beginning of the arguments
-_SPAN_BITS = 32  # an offset and a length share one integer
 
 
 class TapeCatalog(Record):
@@ -293,7 +288,7 @@ class StoredBy(StrEnum):
 
     NEW = "new"
     SAME = "same"  # the tape had this answer already
-    REPLACED = "replaced"  # it had another one, which is gone
+    REPLACED = "replaced"  # it had another one, which counts no longer
     KEPT = "kept"  # it has another one, which stays
 
 
@@ -306,14 +301,11 @@ class Tape:
     def __init__(self, folder: Path, *, writable: bool) -> None:
         self.folder = folder
         self._calls = folder / CALLS_NAME
-        self._writable = writable
         self._lock = FileLock(folder / _LOCK_NAME, preserve_lock_file=True)
-        self._fd: int | None = None
         self._end = 0  # bytes of the file that are indexed: whole lines
         self._lines = 0
-        self._spans: dict[bytes, int] = {}
+        self._places: dict[bytes, int] = {}  # the offset of the line
         self._latest: dict[bytes, int] = {}  # by `call_id` alone: the last line about the call in any state
-        self._has_written = False
         if writable:
             with _writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -324,7 +316,7 @@ class Tape:
         self._refresh()
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self._places)
 
     @property
     def catalog(self) -> TapeCatalog | None:
@@ -348,14 +340,14 @@ class Tape:
 
     def find(self, key: CallKey) -> RecordedAnswer | None:
         """Return the recorded answer, if there is one."""
-        span = self._spans.get(bytes.fromhex(key.call_id + key.state_id))
-        return None if span is None else self._read(span).answer
+        place = self._places.get(bytes.fromhex(key.call_id + key.state_id))
+        return None if place is None else self._read(place).answer
 
     def nearest(self, key: CallKey) -> CallKey | None:
         """Return the last recorded key of the same call, in whatever state; None if the call was never
         made."""
-        span = self._latest.get(bytes.fromhex(key.call_id))
-        return None if span is None else self._read(span).key
+        place = self._latest.get(bytes.fromhex(key.call_id))
+        return None if place is None else self._read(place).key
 
     def catch_up(self) -> None:
         """Learn what other processes have recorded since."""
@@ -374,17 +366,6 @@ class Tape:
             self._append(encode(Recorded(key, answer)))
         return StoredBy.NEW if recorded is None else StoredBy.REPLACED
 
-    def close(self) -> None:
-        """Sort the tape and drop replaced answers, if this process has written to it. Idempotent."""
-        if self._has_written:
-            with self._locked():
-                self._refresh()
-                self._tidy()
-            self._has_written = False
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One process at a time; the lock ends with the process that holds it."""
@@ -396,78 +377,33 @@ class Tape:
             self._lock.release()
 
     def _refresh(self) -> None:
-        """Index the lines that are new; all of them if another process has put a sorted file in place."""
-        try:
-            now = self._calls.stat()
-        except FileNotFoundError:
+        """Index the lines that are new; an unfinished last line is not one."""
+        if not self._calls.exists():
             return
-        if self._fd is None or now.st_size < self._end or not os.path.samestat(os.fstat(self._fd), now):
-            self._reopen()
-        if now.st_size > self._end:
-            self._index()
-
-    def _reopen(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-        flags = os.O_RDWR | os.O_APPEND if self._writable else os.O_RDONLY
-        self._fd = os.open(self._calls, flags)
-        self._end = self._lines = 0
-        self._spans.clear()
-        self._latest.clear()
-
-    def _index(self) -> None:
-        """From where the index ends; an unfinished last line is not one."""
         with self._calls.open("rb") as file:
             file.seek(self._end)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                self._lines += 1
-                self._note(ids_of(line, where=f"{self._calls}:{self._lines}"), len(line))
+                self._note(line)
 
-    def _note(self, ids: tuple[bytes, bytes], length: int) -> None:
-        call, state = ids
-        span = self._end << _SPAN_BITS | length
-        self._spans[call + state] = self._latest[call] = span
-        self._end += length
+    def _note(self, line: bytes) -> None:
+        self._lines += 1
+        call, state = ids_of(line, where=f"{self._calls}:{self._lines}")
+        self._places[call + state] = self._latest[call] = self._end
+        self._end += len(line)
 
-    def _read(self, span: int) -> Recorded:
-        return decode(self._bytes(span), where=str(self._calls))
+    def _read(self, place: int) -> Recorded:
+        with self._calls.open("rb") as file:
+            file.seek(place)
+            return decode(file.readline(), where=str(self._calls))
 
     def _append(self, line: bytes) -> None:
-        with _writing(self.folder):
-            if self._fd is None:
-                self._calls.touch()
-                self._reopen()
-            assert self._fd is not None
-            if os.fstat(self._fd).st_size > self._end:
-                os.ftruncate(
-                    self._fd, self._end
-                )  # what a killed writer began; the lock is ours, so it is dead
-            left = memoryview(line)
-            while left:
-                left = left[os.write(self._fd, left) :]
-        self._has_written = True
-        self._lines += 1
-        self._note(ids_of(line, where=str(self._calls)), len(line))
-
-    def _tidy(self) -> None:
-        """Needs the lock."""
-        remove_leftovers(self.folder)
-        spans = sorted(self._spans.values(), key=self._order)
-        with _writing(self.folder), atomic_file(self._calls) as path, path.open("wb") as file:
-            for span in spans:
-                file.write(self._bytes(span))
-
-    def _order(self, span: int) -> bytes:
-        """By server, tool and arguments, as far as they fit; equal ones by key."""
-        line = self._bytes(span, at_most=HEAD_BYTES + _SORTED_BYTES)
-        return line[HEAD_BYTES:] + line[:HEAD_BYTES]
-
-    def _bytes(self, span: int, *, at_most: int = 1 << _SPAN_BITS) -> bytes:
-        assert self._fd is not None
-        offset, length = span >> _SPAN_BITS, span & (1 << _SPAN_BITS) - 1
-        return os.pread(self._fd, min(length, at_most), offset)
+        """Needs the lock, and an index that is up to date."""
+        with _writing(self.folder), self._calls.open("ab") as file:
+            file.truncate(self._end)  # what a killed writer began; the lock is ours, so it is dead
+            file.write(line)
+        self._note(line)
 
 
 @contextmanager
