@@ -75,7 +75,7 @@ def log_in_at(name: str, configs: Sequence[ServerConfig], prompt: LoginPrompt) -
     login = asyncio.run(log_in(_over_http(name, configs), prompt))
     return {
         "url": login.server,
-        "kept_in": store_login(login),
+        "kept_in": str(store_login(login)),
         "renewable": login.token.refresh_token is not None,
         "scope": login.token.scope,
     }

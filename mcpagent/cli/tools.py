@@ -125,8 +125,8 @@ def log_in(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Log in at a server that wants OAuth. The token is kept in the system's keyring, else in a file that you
-    alone can read, and used and renewed by every command.
+    """Log in at a server that wants OAuth. The token is kept in a file that you alone can read, and used
+    and renewed by every command.
 
     Example: mcpagent tools login shop --servers mcp.json
     """

@@ -48,7 +48,6 @@ class LoginPrompt:
 
     show: Callable[[str], None]
     visit: Callable[[str], None] = lambda _: None
-    scope: str | None = None  # before what the entry and the server say
     timeout_s: float = 300.0
 
 
@@ -132,7 +131,7 @@ class _Flow:
         sent = await send_request(web, request)
         await whole_body(sent)
         header = sent.headers.get("www-authenticate", "") if sent.status_code == 401 else ""
-        if scope := self.prompt.scope or entry.scope:
+        if scope := entry.scope:
             metadata = extract_field_from_www_auth(sent, "resource_metadata") if header else None
             header = f'Bearer scope="{scope}"' + (f', resource_metadata="{metadata}"' if metadata else "")
         return httpx2.Response(401, headers={"www-authenticate": header} if header else {}, request=request)

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ from mcpagent.tools.wire import LOGIN_NEEDED, NOT_SENT
 
 log = logging.getLogger(__name__)
 
-_SERVICE = "mcpagent"  # in the keyring
 _EARLY_S = 30.0  # before its end, or a tenth of its life if that is less, a token is renewed
 _RENEWALS_MAX = 3  # for one request: a new token may have ended when its turn comes
 _LOCK_WAIT_S = 30.0
@@ -97,65 +96,34 @@ def _place(server: str) -> Path:
 
 def stored_login(server: str) -> Login | None:
     """Return the login at the server of that URL; None if there is none, or none that can be read."""
-    server = login_url(server)
+    place = _place(login_url(server))
     try:
-        document = json.loads(_place(server).read_text(encoding="utf-8"))
-        text = document.get("login")
-        if text is None and (keyring := _keyring()) is not None:
-            text = keyring.get_password(_SERVICE, server)
-        return None if text is None else Login.model_validate_json(text).learn()
+        return Login.model_validate_json(place.read_bytes()).learn()
     except FileNotFoundError:
         return None
-    except Exception as error:  # noqa: BLE001 - boundary: a keyring raises what its backend raises
-        log.warning("the login at %s cannot be read: %s", server, type(error).__name__)
+    except (OSError, ValueError) as error:
+        log.warning("the login in %s cannot be read: %s", place, type(error).__name__)
         return None
 
 
-def store_login(login: Login) -> str:
-    """Keep a login, in the system's keyring if there is one. Return where it is kept."""
-    text = login.learn().model_dump_json(exclude_none=True)
+def store_login(login: Login) -> Path:
+    """Keep a login in a file that its user alone can read; return the file."""
     place = _place(login.server)
-    document: dict[str, str] = {"server": login.server}
-    kept_in = f"{place} (readable by you alone)"
-    keyring = _keyring()
-    try:
-        if keyring is None:
-            document["login"] = text
-        else:
-            keyring.set_password(_SERVICE, login.server, text)
-            kept_in = f"the keyring of this system ({type(keyring).__name__})"
-    except Exception as error:  # noqa: BLE001 - boundary: a keyring raises what its backend raises
-        log.warning("the keyring does not take it: %s", type(error).__name__)
-        document["login"] = text
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.parent.chmod(0o700)
     with atomic_file(place) as path:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-    return kept_in
+            file.write(login.learn().model_dump_json(exclude_none=True))
+    return place
 
 
 def forget_login(server: str) -> bool:
     """Remove the login at the server of that URL; False if there was none."""
-    place = _place(server := login_url(server))
-    if (keyring := _keyring()) is not None:
-        with suppress(Exception):  # it may not be there: each backend says so in its own words
-            keyring.delete_password(_SERVICE, server)
+    place = _place(login_url(server))
     is_there = place.exists()
     place.unlink(missing_ok=True)
     return is_there
-
-
-def _keyring() -> Any:
-    """The backend of the system's keyring; None if there is none, or the package is not installed."""
-    try:
-        import keyring  # here: it asks the system for its services
-
-        backend = keyring.get_keyring()
-        return backend if backend.priority > 0 else None
-    except Exception:  # noqa: BLE001 - boundary: each backend has its own way to say that it cannot be used
-        return None
 
 
 class Authorization(httpx2.Auth):
@@ -256,7 +224,8 @@ class Authorization(httpx2.Auth):
     def _needed(self, why: str, *, scope: str | None = None) -> MCPError:
         server = self._server
         command = f"mcpagent tools login {server.name}" + (f" --servers {server.file}" if server.file else "")
-        command += f" --scope '{scope}'" if scope else ""
+        if scope:
+            command = f'add "oauth": {{"scopes": "{scope}"}} to the entry of the server, then {command}'
         return MCPError(LOGIN_NEEDED, f"{urlsplit(self._url).hostname} {why}", {"remedy": command})
 
 

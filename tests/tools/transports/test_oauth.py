@@ -20,12 +20,10 @@ import pytest
 from mcpagent.errors import UserError
 from mcpagent.tools.servers_config import HttpServer, OAuthClient, load_servers
 from mcpagent.tools.transports.oauth import check_transport, login_url
-from tests.running import ROOT, Command, mcpagent
+from tests.running import Command, mcpagent
 from tests.tools.wild import SCRIPTS
 
 pytestmark = pytest.mark.system
-
-RUN = [sys.executable, "-m", "mcpagent.cli.main"]
 
 
 class Guarded(NamedTuple):
@@ -64,15 +62,11 @@ def _env(folder: Path, **more: str) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(folder / "state"), **more}
 
 
-def _login(folder: Path, *options: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+def _login(folder: Path, *options: str) -> tuple[int, str, str]:
     """`mcpagent tools login`, and the person who visits the address that it prints."""
     words = ["tools", "login", "shop", "--servers", str(folder / "mcp.json"), "--no-open", *options]
-    # What the environment says to Python itself wants a process of its own.
-    begin: Any = subprocess.Popen if env else Command
-    arguments = ([*RUN, *words],) if env else words
-    full = {**os.environ, **_env(folder), **(env or {})}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with begin(*arguments, cwd=folder, env=full, text=True, **pipes) as process:
+    with Command(*words, cwd=folder, env={**os.environ, **_env(folder)}, text=True, **pipes) as process:
         said = ""
         for line in process.stderr:
             said += line
@@ -205,61 +199,6 @@ def test_a_scope_that_is_asked_for_goes_before_what_the_server_says(tmp_path: Pa
     with guarded() as server:
         _file(tmp_path, server, oauth={"scopes": "shop more"})
         assert "scope=shop+more" in _login(tmp_path)[2]
-
-
-KEYRING = '''
-import json, os
-from keyring.backend import KeyringBackend
-
-class InFolder(KeyringBackend):
-    """A keyring whose entries are in a file that the test can read."""
-    priority = 9
-    def _all(self):
-        path = os.environ["KEYRING_FILE"]
-        return json.load(open(path)) if os.path.exists(path) else {}
-    def get_password(self, service, username):
-        return self._all().get(f"{service} {username}")
-    def set_password(self, service, username, password):
-        entries = {**self._all(), f"{service} {username}": password}
-        with open(os.environ["KEYRING_FILE"], "w") as file:
-            json.dump(entries, file)
-    def delete_password(self, service, username):
-        entries = self._all()
-        entries.pop(f"{service} {username}")
-        with open(os.environ["KEYRING_FILE"], "w") as file:
-            json.dump(entries, file)
-'''
-
-
-def test_where_the_system_has_a_keyring_the_file_holds_no_token(tmp_path: Path) -> None:
-    (tmp_path / "folder_keyring.py").write_text(KEYRING)
-    ring = tmp_path / "ring.json"
-    env = {"PYTHON_KEYRING_BACKEND": "folder_keyring.InFolder", "KEYRING_FILE": str(ring)}
-    env["PYTHONPATH"] = f"{ROOT}:{tmp_path}"
-    with guarded(USES="4") as server:
-        file = _file(tmp_path, server)
-        code, out, said = _login(tmp_path, env=env)
-        assert code == 0 and "keyring" in out, said
-        command = [
-            *RUN,
-            "tools",
-            "bench",
-            "shop.look",
-            '{"key": "a"}',
-            "--calls",
-            "9",
-            "--servers",
-            str(file),
-        ]
-        done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, **_env(tmp_path), **env}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        seen = server.seen()
-        assert seen["refreshes"] >= 1
-        assert seen["issued"][-1] in ring.read_text()  # the newest refresh token
-        (kept,) = _state(tmp_path).glob("*.json")
-        assert [token for token in seen["issued"] if token in kept.read_text()] == []
 
 
 def test_the_ways_in_which_clients_write_a_login_are_read(tmp_path: Path) -> None:
