@@ -12,6 +12,7 @@ import json
 import marshal
 import os
 import platform
+import select
 import selectors
 import shutil
 import signal
@@ -311,8 +312,12 @@ def _write_some(pipe: IO[bytes], data: memoryview) -> memoryview:
 
 def _end(first: psutil.Process) -> None:
     """Kill the first process of the namespaces, which the kernel lets end after all the others in them."""
-    give_up_s = time.monotonic() + _END_S
-    with suppress(psutil.NoSuchProcess):
-        first.kill()
-        while first.is_running() and first.status() != psutil.STATUS_ZOMBIE and time.monotonic() < give_up_s:
-            time.sleep(0.001)
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        descriptor = os.pidfd_open(first.pid)  # readable once it has ended, though nothing has reaped it yet
+        try:
+            first.kill()
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            ended.poll(1000 * _END_S)
+        finally:
+            os.close(descriptor)
