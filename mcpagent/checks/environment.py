@@ -30,13 +30,13 @@ from mcpagent.storage.datasets import DiskList, read_tasks, split_files
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.isolation import (
+    InstanceCost,
     IsolationVerdict,
     StartState,
     State,
     probe_isolation,
     probe_start,
 )
-from mcpagent.tools.probes.processes import InstanceCost
 from mcpagent.tools.servers_config import Isolation, ServerConfig
 from mcpagent.tools.setup import Tools, configured_servers, open_tools
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.records import JsonObject, Record
@@ -19,10 +22,11 @@ from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.tools.contract import Purpose, ToolSession
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.arguments import as_json, harmless_arguments, known_values
-from mcpagent.tools.probes.processes import InstanceCost, started_instance
 from mcpagent.tools.servers_config import InProcessServer, Isolation, ServerConfig, StdioServer
+from mcpagent.tools.transports.process_trees import MARK_ENV
 from mcpagent.tools.workspace import tree_digest, walk
 
+_RESULT_LIMIT_CHARS = 1_000_000  # answers are compared, so they must not be cut
 _PLACE = re.compile(r"(?i)path|file|folder|direct|(?:^|_)(?:dir|dest|destination|root|cwd)(?:$|_)")
 
 
@@ -33,6 +37,16 @@ class State(StrEnum):
     INSTANCE = "instance"  # in its process or session: an instance of its own keeps an episode apart
     OUTSIDE = "outside"  # in a file, a database or a service that every instance shares
     UNKNOWN = "unknown"  # nothing was seen, and not everything could be tried
+
+
+class InstanceCost(Record):
+    """What an instance takes until its tools are listed; `start_s` is wall time. None: not ours to measure (a
+    server in this process has no memory of its own, one over HTTP no process here)."""
+
+    start_s: float
+    cpu_s: float | None = None
+    rss_bytes: int | None = None
+    processes: int | None = None
 
 
 class IsolationVerdict(Record):
@@ -68,19 +82,17 @@ async def probe_isolation(
     Raises UserError if the server does not start.
     """
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(
-            started_instance(config, timeout_s=timeout_s, on_note=on_note)
-        )
-        second = await stack.enter_async_context(started_instance(config, timeout_s=timeout_s))
+        first, cost = await stack.enter_async_context(_instance(config, timeout_s=timeout_s, on_note=on_note))
+        second, _ = await stack.enter_async_context(_instance(config, timeout_s=timeout_s))
         specs = [
             spec
-            for spec in first.pool.tools.values()
+            for spec in first.tools.values()
             if allow is None or {spec.dotted, spec.name, spec.server} & set(allow)
         ]
         writes_freely = allow_writes or (isinstance(config, InProcessServer) and config.is_builtin)
         probe = _Probe({} if writes_freely else _forbidden(specs), uses_found_names=writes_freely)
         state, evidence = await probe.run(
-            specs, writer=first.pool.session(), neighbour=first.pool.session(), stranger=second.pool.session()
+            specs, writer=first.session(), neighbour=first.session(), stranger=second.session()
         )
         return IsolationVerdict(
             server=config.name,
@@ -92,8 +104,50 @@ async def probe_isolation(
             writes=tuple(probe.wrote),
             left=_left(config, probe.text),
             not_tried=probe.not_tried,
-            cost=first.cost,
+            cost=cost,
         )
+
+
+@asynccontextmanager
+async def _instance(
+    config: ServerConfig, *, timeout_s: float, on_note: Callable[[str], None] = lambda _: None
+) -> AsyncGenerator[tuple[ToolPool, InstanceCost]]:
+    """Run one instance of a server, measured. Raises UserError if it does not start."""
+    settings = ToolsConfig(
+        timeout_s=timeout_s,
+        retry=0,
+        result_limit_chars=_RESULT_LIMIT_CHARS,
+        per_server={config.name: ServerSection(isolation="shared")},
+    )
+    before = _server_processes()
+    started_s = time.perf_counter()
+    async with ToolPool([config], settings, on_note=on_note) as pool:
+        start_s = time.perf_counter() - started_s
+        if isinstance(config, StdioServer):
+            yield pool, _cost_of(_server_processes() - before, start_s=start_s)
+        else:
+            yield pool, InstanceCost(start_s=start_s)
+
+
+def _server_processes() -> set[psutil.Process]:
+    """The processes of all servers that this process has started."""
+    processes: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # another user's, or gone by now
+            if process.environ().get(MARK_ENV, "").startswith(f"{os.getpid()}-"):
+                processes.add(process)
+    return processes
+
+
+def _cost_of(processes: set[psutil.Process], *, start_s: float) -> InstanceCost:
+    """What runs now costs. Processor time includes that of children that were waited for."""
+    cpu_s, rss_bytes, count = 0.0, 0, 0
+    for process in processes:
+        with suppress(psutil.Error):
+            rss_bytes += process.memory_info().rss
+            cpu_s += sum(process.cpu_times()[:4])  # user, system, and both of its children
+            count += 1
+    return InstanceCost(start_s=start_s, cpu_s=cpu_s, rss_bytes=rss_bytes, processes=count)
 
 
 class _Answer(NamedTuple):

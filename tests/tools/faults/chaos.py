@@ -28,7 +28,6 @@ from mcpagent.core.tools import FailureKind, ToolCall
 from mcpagent.errors import UserError
 from mcpagent.tools.contract import ToolSession
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.probes.processes import STARTED_BY_ENV, marked
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.wire import MAX_MESSAGE_BYTES
 from tests.tools.faults import stdio_proxy
@@ -90,6 +89,9 @@ class FaultInjector(Protocol):
     async def with_calls(self, fault: ChaosFault) -> None:
         """Inject the fault while the calls are in flight."""
         ...
+
+
+STARTED_BY_ENV = "MCPAGENT_STARTED_BY"  # inherited by all processes of a server
 
 
 @asynccontextmanager
@@ -271,6 +273,16 @@ def send(number: signal.Signals, processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every running process of ours that was started with `STARTED_BY_ENV=mark`."""
+    processes: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # another user's, or gone by now
+            if process.environ().get(STARTED_BY_ENV) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+    return processes
 
 
 class LeakWatch:
