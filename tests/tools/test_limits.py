@@ -7,14 +7,12 @@ from itertools import pairwise
 import pytest
 from mcp.server import MCPServer
 
-from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
-from mcpagent.tools.limits import Gate
+from mcpagent.tools.limits import Gate, limits_of
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
-from mcpagent.tools.setup import open_tools
 from tests.tools.support import call, memory_echo
 
 
@@ -124,22 +122,12 @@ def test_a_tool_declared_safe_that_is_not_there_names_the_nearest() -> None:
     assert error.value.remedy == "Did you mean write_down?"
 
 
-def test_the_settings_of_a_run_reach_the_pool() -> None:
-    section = ServerSection(timeout_s=7.0, max_in_flight=2, isolation="shared")
-    with open_tools(ToolsConfig(per_server={"slack": section})) as tools:
-        assert isinstance(tools.pool, ToolPool)
-        server = tools.pool._servers["slack"]
-        assert (server.timeout_s, server.limits.max_in_flight, server.limits.isolation) == (7.0, 2, "shared")
-
-
-def test_settings_of_a_server_are_keys_of_the_configuration() -> None:
-    keys = ["calls_per_minute=30", "safe_to_retry=[list_slack_channels]"]
-    loaded = load_train_config([], [f"tools.per_server.slack.{key}" for key in keys]).config
-    assert loaded.tools.per_server["slack"] == ServerSection(
-        calls_per_minute=30, safe_to_retry=("list_slack_channels",)
-    )
-
-
-def test_an_unknown_setting_of_a_server_is_refused() -> None:
-    with pytest.raises(UserError, match=r"slack\.timeout; did you mean timeout_s\?"):
-        load_train_config([], ["tools.per_server.slack.timeout=3"])
+def test_a_servers_own_section_goes_before_its_entry_and_that_before_what_is_said_of_all() -> None:
+    entry = InProcessServer(name="notes", timeout_s=20.0, isolation="episode")
+    other = InProcessServer(name="other")
+    section = ServerSection(timeout_s=7.0, isolation="shared")
+    config = ToolsConfig(timeout_s=40.0)
+    own = config.model_copy(update={"per_server": {"notes": section}})
+    decided = [limits_of(entry, own), limits_of(entry, config), limits_of(other, own)]
+    assert [limits.timeout_s for limits in decided] == [7.0, 20.0, 40.0]
+    assert [limits.isolation for limits in decided] == ["shared", "episode", "shared"]

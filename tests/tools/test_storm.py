@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,24 +183,6 @@ def test_300_calls_over_http_through_2_kills_all_have_an_outcome_and_repeat_no_e
     assert len(place.pids) == 3
 
 
-def test_hung_calls_cost_only_themselves(tmp_path: Path) -> None:
-    place = _Place(tmp_path)
-
-    async def run() -> None:
-        async with ToolPool([place.server], ToolsConfig(timeout_s=4.0)) as pool:
-            hung = [asyncio.create_task(_one(pool, "hang")) for _ in range(10)]
-            others = await asyncio.gather(*(_one(pool, "look", key=str(i)) for i in range(300)))
-            assert [result.content for result in others] == [str(i) for i in range(300)]
-            lost = await asyncio.gather(*hung)
-            assert {result.failure for result in lost} == {FailureKind.TIMEOUT}
-            assert (await _one(pool, "look", key="after")).content == "after"
-            assert pool.metrics().restarts == 0  # it answered a ping, so nothing was replaced
-        _assert_nothing_is_left(place)
-
-    asyncio.run(run())
-    assert len(place.pids) == 1
-
-
 def test_a_stopped_server_is_replaced_after_a_timeout_of_any_size(tmp_path: Path) -> None:
     place = _Place(tmp_path)
 
@@ -249,33 +230,20 @@ def _hold_the_interpreter(seconds: int) -> None:
     ctypes.PyDLL(None).sleep(seconds)
 
 
-def _rollout_wall_s(place: _Place) -> float:
-    """64 episodes at once, each with 4 calls of half a second, one after the other."""
+def test_64_episodes_of_4_half_second_calls_run_all_at_once(tmp_path: Path) -> None:
+    place = _Place(tmp_path)
 
     async def episode(pool: ToolPool) -> list[FailureKind | None]:
         async with pool.session() as session:
             call = ToolCall(id="1", server="store", tool="work", arguments={"seconds": 0.5})
             return [(await session.call(call)).failure for _ in range(4)]
 
-    async def run() -> float:
+    async def run() -> None:
         async with ToolPool([place.server]) as pool:
-            begun_s = time.perf_counter()
-            failures = await asyncio.gather(*(episode(pool) for _ in range(64)))
-            wall_s = time.perf_counter() - begun_s
-            assert failures == [[None] * 4] * 64
+            assert await asyncio.gather(*(episode(pool) for _ in range(64))) == [[None] * 4] * 64
             assert pool.metrics().servers[0].most_in_flight == 64
-            return wall_s
 
-    return asyncio.run(run())
-
-
-def test_64_episodes_of_4_half_second_calls_run_all_at_once(tmp_path: Path) -> None:
-    print(f"64 episodes of 4 calls of 0.5 s: {_rollout_wall_s(_Place(tmp_path)):.2f} s")
-
-
-@pytest.mark.slow
-def test_64_episodes_of_4_half_second_calls_take_less_than_3_5_seconds(tmp_path: Path) -> None:
-    assert _rollout_wall_s(_Place(tmp_path)) < 3.5
+    asyncio.run(run())
 
 
 @pytest.mark.slow

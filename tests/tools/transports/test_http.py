@@ -29,7 +29,6 @@ from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, Isolation
 from mcpagent.tools.transports.http import http_streams
 from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST, THROTTLED
-from tests.tools.faults.http_proxy import HttpProxy
 from tests.tools.support import call
 from tests.tools.wild import SCRIPTS, http_poison
 
@@ -345,24 +344,21 @@ def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts(isola
 
 
 def test_a_server_that_was_away_and_is_back_with_other_tools_is_refused_where_that_is_asked_for() -> None:
-    async def run(server: HttpServer) -> None:
-        async with (
-            HttpProxy(server, slow_s=0.0) as proxy,
-            ToolPool([replace(server, url=proxy.url)], ToolsConfig(on_catalog_change="refuse")) as pool,
-            pool.session() as session,
-        ):
-            await proxy.leave()
-            waiting = asyncio.create_task(call(session, "echo", server="poison", text="anyone?"))
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            with _web() as server:
+                config = ToolsConfig(on_catalog_change="refuse")
+                pool = await stack.enter_async_context(ToolPool([server], config))
+                session = await stack.enter_async_context(pool.session())
+            waiting = asyncio.create_task(call(session, "echo", server="web", text="anyone?"))
             while pool.metrics().servers[0].next_try_s == 0:
                 await asyncio.sleep(0.01)
-            proxy.has_drifted = True
-            await proxy.listen()
-            refused = await waiting
+            with _web(_port(server), "other"):
+                refused = await waiting
             assert refused.failure is FailureKind.CRASHED
             assert "came back with other tools" in refused.content
 
-    with http_poison("modern") as server:  # it has no session that could be lost
-        asyncio.run(run(server))
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("isolation", ["shared", "episode"])

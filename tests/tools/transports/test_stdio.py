@@ -107,7 +107,7 @@ def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
 def test_a_stopped_server_with_a_full_pipe_is_replaced() -> None:
     async def run() -> None:
         async with (
-            ToolPool([stdio_echo()], ToolsConfig(timeout_s=5.0)) as pool,
+            ToolPool([stdio_echo()], ToolsConfig(timeout_s=2.0)) as pool,
             pool.session() as session,
         ):
             pid = await _pid(session)
@@ -117,25 +117,6 @@ def test_a_stopped_server_with_a_full_pipe_is_replaced() -> None:
             assert stuck.failure is FailureKind.TIMEOUT
             assert (await call(session, "echo", text="back")).content == "back"
             assert await _pid(session) != pid
-
-    asyncio.run(run())
-
-
-def test_poisoned_arguments_fail_their_own_call_and_the_session_lives() -> None:
-    async def run() -> None:
-        async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
-            pid = await _pid(session)
-            results = await asyncio.gather(
-                call(session, "echo", text="\ud800"),
-                call(session, "echo", text="before"),
-                call(session, "echo", text="x", extra=float("nan")),
-                call(session, "echo", text="x", extra=10**5000),
-                call(session, "echo", text="after"),
-            )
-            kinds = [result.failure for result in results]
-            bad = FailureKind.INVALID_ARGUMENTS
-            assert kinds == [bad, None, bad, bad, None]
-            assert await _pid(session) == pid
 
     asyncio.run(run())
 
