@@ -1,20 +1,17 @@
-"""What a server asks of its client in the middle of a call (elicitation, sampling), and results that come
-later: rounds of input (2026-07-28) and tasks (the extension `io.modelcontextprotocol/tasks`).
-"""
+"""What a server asks of its client in the middle of a call: elicitation and sampling."""
 
 from __future__ import annotations
 
 import asyncio
 import fnmatch
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from mcp import MCPError
-from mcp.client import ClientExtension
 from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.types import (
     INVALID_REQUEST,
@@ -30,8 +27,6 @@ from mcp.types import (
     InputRequest,
     InputRequiredResult,
     InputResponse,
-    Request,
-    RequestParams,
     TextContent,
 )
 from pydantic import TypeAdapter, ValidationError
@@ -43,9 +38,8 @@ ASKED_META_KEY = (
     "mcpagent/asked"  # in a result's `_meta`: what the server asked during the call, and the answers
 )
 _ROUNDS_MAX = 10
-_POLL_S, _POLL_MIN_S, _POLL_MAX_S = 1.0, 0.02, 5.0
+_PAUSE_S = 0.02
 _ANY: Any = TypeAdapter(dict[str, Any])  # of what the SDK takes as a result there are models alone
-_REQUEST: TypeAdapter[InputRequest] = TypeAdapter(InputRequest)
 
 
 class AnswerRule(Record):
@@ -129,49 +123,22 @@ class Questions:
         return next((rule for rule in self.rules if rule.fits(self.server, asks, message)), None)
 
 
-class _TaskParams(RequestParams):
-    task_id: str
-    input_responses: dict[str, Any] | None = None
-
-
-class _TaskRequest(Request[_TaskParams, Literal["tasks/get", "tasks/update", "tasks/cancel"]]):
-    method: Literal["tasks/get", "tasks/update", "tasks/cancel"]
-    params: _TaskParams
-    name_param = "taskId"
-
-
-class _TasksExtension(ClientExtension):
-    identifier = "io.modelcontextprotocol/tasks"
-
-
 def client_options(questions: Questions | None) -> Mapping[str, Any]:
-    """Return what a client says that it can do: wait for tasks, and answer, if there are answers."""
-    callbacks = (
-        {}
-        if questions is None
-        else {"elicitation_callback": questions.elicit, "sampling_callback": questions.sample}
-    )
-    return {"extensions": [_TasksExtension()], **callbacks}
+    """Return what a client says that it can do: answer, if there are answers."""
+    if questions is None:
+        return {}
+    return {"elicitation_callback": questions.elicit, "sampling_callback": questions.sample}
 
 
 async def call_to_its_end(
-    session: ClientSession,
-    request: CallToolRequest,
-    questions: Questions | None,
-    *,
-    keep: Callable[[asyncio.Task[Any]], object] = lambda _: None,
+    session: ClientSession, request: CallToolRequest, questions: Questions | None
 ) -> CallToolResult:
-    """Return the result of a call, whatever the server wants before it: input, or time. `keep` holds the
-    request that cancels a task. Raises MCPError."""
+    """Return the result of a call, whatever input the server wants before it. Raises MCPError."""
     for _ in range(_ROUNDS_MAX):
         raw = await session.send_request(request, _ANY)
-        match raw.get("resultType"):
-            case "task":
-                return await _task(session, raw, questions, keep=keep)
-            case "input_required":
-                needed = InputRequiredResult.model_validate(raw, by_name=False)
-            case _:
-                return CallToolResult.model_validate(raw, by_name=False)
+        if raw.get("resultType") != "input_required":
+            return CallToolResult.model_validate(raw, by_name=False)
+        needed = InputRequiredResult.model_validate(raw, by_name=False)
         if needed.input_requests and questions is None:
             return _refused(needed.input_requests.values())
         responses: dict[str, InputResponse] = {}
@@ -181,7 +148,7 @@ async def call_to_its_end(
                 return _refused([asked])
             responses[key] = answer
         if not needed.input_requests:
-            await asyncio.sleep(_POLL_MIN_S)
+            await asyncio.sleep(_PAUSE_S)
         again = {"input_responses": responses or None, "request_state": needed.request_state}
         request = CallToolRequest(params=request.params.model_copy(update=again))
     raise MCPError(INVALID_REQUEST, f"the server asked for input more than {_ROUNDS_MAX} times")
@@ -209,50 +176,3 @@ def _refused(asked: Any) -> CallToolResult:
                 texts.append("the folders of its client")
     text = f"the server wants {', '.join(texts)} for this, which is refused here"
     return CallToolResult(content=[TextContent(text=text)], is_error=True)
-
-
-async def _task(
-    session: ClientSession,
-    raw: JsonObject,
-    questions: Questions | None,
-    *,
-    keep: Callable[[asyncio.Task[Any]], object] = lambda _: None,
-) -> CallToolResult:
-    """Ask for a task until it has ended, as often as the server says. Where its caller gives up, it is
-    cancelled there too."""
-    params = _TaskParams(task_id=str(raw["taskId"]))
-    try:
-        while True:
-            match raw.get("status"):
-                case "completed":
-                    return CallToolResult.model_validate(raw["result"], by_name=False)
-                case "failed":
-                    error = raw.get("error") or {}
-                    raise MCPError(int(error.get("code", INVALID_REQUEST)), str(error.get("message", "")))
-                case "cancelled":
-                    text = f"the task was cancelled: {raw.get('statusMessage') or 'no reason'}"
-                    return CallToolResult(content=[TextContent(text=text)], is_error=True)
-                case "input_required" if raw.get("inputRequests"):
-                    answers: dict[str, Any] = {}
-                    for key, value in raw["inputRequests"].items():
-                        asked = _REQUEST.validate_python(value, by_name=False)
-                        answer = await _answered(session, asked, questions)
-                        if isinstance(answer, ErrorData):
-                            await _send(session, "tasks/cancel", params)
-                            return _refused([asked])
-                        answers[key] = answer.model_dump(by_alias=True, mode="json", exclude_none=True)
-                    update = params.model_copy(update={"input_responses": answers})
-                    await _send(session, "tasks/update", update)
-            said_s = raw.get("pollIntervalMs")
-            pause_s = _POLL_S if said_s is None else float(said_s) / 1000
-            await asyncio.sleep(min(max(pause_s, _POLL_MIN_S), _POLL_MAX_S))
-            raw = await _send(session, "tasks/get", params)
-    except asyncio.CancelledError:
-        keep(asyncio.create_task(_send(session, "tasks/cancel", params)))
-        raise
-
-
-async def _send(
-    session: ClientSession, method: Literal["tasks/get", "tasks/update", "tasks/cancel"], params: _TaskParams
-) -> JsonObject:
-    return await session.send_request(_TaskRequest(method=method, params=params), _ANY)

@@ -297,7 +297,7 @@ async def _send(
     answer = (
         read_as_tool(live.client, pending.tool, pending.arguments)
         if pending.is_reader
-        else call_to_its_end(live.client.session, request, supervisor.questions, keep=supervisor.keep)
+        else call_to_its_end(live.client.session, request, supervisor.questions)
     )
     task = asyncio.create_task(answer)
     live.calls.add(task)

@@ -1,17 +1,16 @@
-"""Servers that ask in the middle of a call, and servers whose results come later: real processes of both."""
+"""Servers that ask in the middle of a call: real processes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from mcpagent.config.schema import ToolsConfig
-from mcpagent.core.tools import FailureKind, ToolResult
+from mcpagent.core.tools import ToolResult
 from mcpagent.errors import UserError
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.pool import ToolPool
@@ -28,17 +27,13 @@ SCRIPT = """
 """
 
 
-def _tardy(log: Path) -> StdioServer:
-    return StdioServer(name="tardy", command=sys.executable, args=("-S", str(SCRIPTS / "tardy.py"), str(log)))
+def _pool(server: StdioServer, answers: Path | None) -> ToolPool:
+    return ToolPool([server], ToolsConfig(answers=answers and str(answers)))
 
 
-def _pool(server: StdioServer, answers: Path | None, *, timeout_s: float = 20.0) -> ToolPool:
-    return ToolPool([server], ToolsConfig(timeout_s=timeout_s, answers=answers and str(answers)))
-
-
-def _rules(folder: Path, script: str = SCRIPT) -> Path:
+def _rules(folder: Path) -> Path:
     file = folder / "answers.yaml"
-    file.write_text(script)
+    file.write_text(SCRIPT)
     return file
 
 
@@ -120,50 +115,3 @@ def test_a_file_of_answers_that_is_none_is_a_user_error(tmp_path: Path) -> None:
             load_rules(file)
     with pytest.raises(UserError, match="cannot read"):
         load_rules(tmp_path / "none.yaml")
-
-
-def _methods(log: Path) -> list[str]:
-    return [json.loads(line)["method"] for line in log.read_text().splitlines()]
-
-
-def test_a_task_is_polled_to_its_end_and_its_failure_is_that_of_the_call(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-
-    async def run() -> tuple[ToolResult, ToolResult]:
-        async with _pool(_tardy(log), None) as pool, pool.session() as session:
-            return (await call(session, "count", server="tardy"), await call(session, "fail", server="tardy"))
-
-    done, failed = asyncio.run(run())
-    assert done.content == "count is done" and not done.is_error
-    assert failed.failure is FailureKind.INVALID_ARGUMENTS and "cannot count that" in failed.content
-    assert _methods(log).count("tools/call") == 2 and _methods(log).count("tasks/get") == 6
-
-
-def test_a_task_that_does_not_end_is_cancelled_at_the_deadline_of_its_call(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-
-    async def run() -> ToolResult:
-        async with _pool(_tardy(log), None, timeout_s=0.5) as pool, pool.session() as session:
-            result = await call(session, "never", server="tardy")
-            give_up_s = time.monotonic() + 30
-            while "tasks/cancel" not in _methods(log) and time.monotonic() < give_up_s:
-                await asyncio.sleep(0.01)
-            return result
-
-    assert asyncio.run(run()).failure is FailureKind.TIMEOUT
-    assert _methods(log).count("tasks/cancel") == 1
-
-
-@pytest.mark.parametrize("answered", [True, False])
-def test_a_task_that_needs_input_gets_it_or_is_cancelled(tmp_path: Path, *, answered: bool) -> None:
-    log = tmp_path / "log"
-    rules = _rules(tmp_path, '- {message: "Go on"}') if answered else None
-
-    async def run() -> ToolResult:
-        async with _pool(_tardy(log), rules) as pool, pool.session() as session:
-            return await call(session, "confirm", server="tardy")
-
-    result = asyncio.run(run())
-    assert result.is_error is not answered
-    assert ("confirm is done" if answered else "'Go on?'") in result.content
-    assert ("tasks/update" if answered else "tasks/cancel") in _methods(log)

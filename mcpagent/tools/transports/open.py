@@ -63,8 +63,7 @@ class MemoryLauncher:
         questions: Questions | None = None,
     ) -> AbstractAsyncContextManager[Client]:
         """Return a client of the object; nothing is started."""
-        options = {} if questions is None else client_options(questions)
-        return Client(self.server, mode=LATEST_MODERN_VERSION, **options)
+        return Client(self.server, mode=LATEST_MODERN_VERSION, **client_options(questions))
 
     def log_tail(self) -> str:
         """Empty: it has no stderr."""

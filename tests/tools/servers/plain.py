@@ -30,12 +30,11 @@ class PlainTool:
         return {"name": self.name, "description": "A tool.", "inputSchema": schema, **hints}
 
 
-def serve(tools: Iterable[PlainTool], *, on_request: Callable[[str], None] = lambda _: None) -> None:
-    """Answer on stdio until it ends; `on_request` is told each method."""
+def serve(tools: Iterable[PlainTool]) -> None:
+    """Answer on stdio until it ends."""
     by_name = {tool.name: tool for tool in tools}
     for line in sys.stdin:
         request = json.loads(line)
-        on_request(request["method"])
         if "id" in request:
             answer = _answer(request["method"], request.get("params", {}), by_name)
             print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
