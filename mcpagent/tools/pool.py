@@ -74,8 +74,7 @@ class ToolPool:
         self._resetting = asyncio.Lock()
         self._servers: dict[str, StartedServer] = {}
         self._sessions: set[PoolSession] = set()
-        # By server, the commands of processes that outlived one of its own and were ended.
-        self.left_behind: dict[str, list[str]] = {}
+        self._leaving: set[str] = set()  # the servers of which a process outlived one of its own
         self._catalog = Catalog.of((), allow=None)
         learn_secrets(self._configs)
         self._with_workspace = {name for name, limit in config.per_server.items() if limit.workspace}
@@ -224,9 +223,9 @@ class ToolPool:
 
     def _note_left(self, server: str, command: str) -> None:
         command, _ = cut_middle(SECRETS.text(command), _COMMAND_CHARS)
-        if server not in self.left_behind:  # each instance of it may leave as many
+        if server not in self._leaving:  # each instance of it may leave as many
             self._on_note(f"server {server!r} left a process behind, which was ended: {command}")
-        self.left_behind.setdefault(server, []).append(command)
+        self._leaving.add(server)
 
     def _log_path(self, server: str) -> Path:
         folder = self._log_dir

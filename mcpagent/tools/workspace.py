@@ -15,7 +15,6 @@ import shutil
 import sqlite3
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -51,7 +50,6 @@ class Workspace:
         self._check_copyable()
         self._snapshot.parent.mkdir(parents=True)
         copy_tree(self.source, self._snapshot, is_snapshot=True)
-        self.digest = tree_digest(self._snapshot)
 
     def copy(self) -> WorkspaceCopy:
         """Return a copy that is not on disk before it is needed."""
@@ -75,11 +73,10 @@ class Workspace:
 
 
 class WorkspaceCopy:
-    """The copy of one instance of a server. `made_s` is how long it took."""
+    """The copy of one instance of a server."""
 
     def __init__(self, source: Path, snapshot: Path, path: Path) -> None:
         self.path = path
-        self.made_s = 0.0
         self._source = str(source)
         self._snapshot = snapshot
         self._lock = threading.Lock()
@@ -91,10 +88,8 @@ class WorkspaceCopy:
         """Put the copy on disk, once."""
         with self._lock:
             if not self.path.exists():
-                begun_s = time.perf_counter()
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 copy_tree(self._snapshot, self.path)
-                self.made_s = time.perf_counter() - begun_s
         return self.path
 
     def remove(self) -> None:
