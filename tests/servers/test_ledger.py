@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from mcp import Client, MCPError
 
 from mcpagent.core.tools import PURPOSE_META_KEY
 from mcpagent.errors import UserError
-from mcpagent.servers.ledger import Ledger
 from mcpagent.servers.registry import build_server
 from tests.servers.calls import CHANNEL, COMPANY, nonce_of, read_lines, with_client
 
@@ -85,11 +83,3 @@ def test_a_ledger_that_cannot_be_written_is_a_protocol_error_not_the_models_faul
             await client.call_tool("get_slack_channel_history", {"channel_id": CHANNEL.id})
 
     with_client(server, work)
-
-
-def test_two_ledgers_of_one_file_lose_no_line(tmp_path: Path) -> None:
-    path = tmp_path / "calls.jsonl"
-    for number in range(50):
-        for server in ("a", "b"):
-            Ledger(path).append(server=server, tool="t", nonce=str(number), purpose="episode")
-    assert Counter(e["server"] for e in entries(path)) == {"a": 50, "b": 50}

@@ -30,20 +30,6 @@ def test_a_page_with_every_word_hides_those_with_some() -> None:
     assert set(found(pages, "pump submarine")) == {"pump", "both"}
 
 
-def test_more_occurrences_and_shorter_pages_rank_higher() -> None:
-    filler = " and so it goes on and on for a long and quiet while"
-    pages = index(long="A pump" + filler + ".", twice="A pump, a pump" + filler + ".", short="A pump.")
-    assert found(pages, "pump")[0] == "short"
-    assert found(pages, "pump").index("twice") < found(pages, "pump").index("long")
-
-
-def test_a_rare_word_weighs_more_than_a_common_one() -> None:
-    common = {f"c{i}": "The pump runs here today." for i in range(8)}
-    pages = index(**common, rare="The gasket runs here today.")
-    # No page has both words: those with either are ranked.
-    assert found(pages, "pump gasket")[0] == "rare"
-
-
 def test_words_match_by_their_stem_in_any_case() -> None:
     pages = index(a="It sells PUMPS.", b="It sells valves.")
     assert found(pages, "pumping") == ["a"]

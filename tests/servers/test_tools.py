@@ -15,7 +15,7 @@ from mcp.types import Tool
 from mcpagent.core.tools import NONCE_META_KEY
 from mcpagent.errors import UserError
 from mcpagent.servers.embedded import build
-from mcpagent.servers.registry import BUILTIN_NAMES, build_server, is_stateful
+from mcpagent.servers.registry import BUILTIN_NAMES, build_server
 from mcpagent.servers.tavily import EmbeddedTavily
 from tests.servers.calls import CHANNEL, COMPANY, GOOD_CALLS, call, text_of, with_client
 
@@ -194,16 +194,6 @@ def test_weekly_bars_open_with_the_first_day_and_close_with_the_last() -> None:
     ]
 
 
-def test_quarters_of_a_year_add_up_to_the_year() -> None:
-    symbol = COMPANY.ticker
-    year = call("fmp", "fmp_get_income_statement", symbol=symbol).structured_content["statements"][0]
-    quarters = call("fmp", "fmp_get_income_statement", symbol=symbol, period="quarter", limit=4)
-    parts = quarters.structured_content["statements"]
-    assert [p["fiscal_year"] for p in parts] == [f"{year['fiscal_year']}-Q{n}" for n in (4, 3, 2, 1)]
-    for field in ("revenue", "net_income"):
-        assert sum(p[field] for p in parts) == year[field]
-
-
 @pytest.mark.parametrize(("limit", "pages"), [(150, 3), (200, 2), (1000, 1)])
 def test_cursors_visit_every_item_once(limit: int, pages: int) -> None:
     async def work(client: Client) -> list[list[str]]:
@@ -224,7 +214,3 @@ def test_an_unknown_server_is_a_user_error_that_names_the_near_match() -> None:
     with pytest.raises(UserError) as raised:
         build_server("polygom")
     assert raised.value.remedy == "did you mean 'polygon'?"
-
-
-def test_slack_and_python_are_stateful() -> None:
-    assert [name for name in BUILTIN_NAMES if is_stateful(name)] == ["slack", "python"]

@@ -33,10 +33,6 @@ def test_a_histogram_does_not_grow_with_what_it_counts() -> None:
     assert len(histogram._counts) < 500
 
 
-def test_no_calls_have_no_percentile() -> None:
-    assert Histogram().percentile(0.5) is None
-
-
 def test_metrics_say_what_the_calls_of_each_tool_came_to() -> None:
     async def run() -> None:
         async with ToolPool([memory_echo()], ToolsConfig(result_limit_chars=100, timeout_s=0.2)) as pool:

@@ -245,32 +245,6 @@ def test_builtin_calls_carry_a_nonce_and_reach_the_ledger_with_their_purpose(tmp
     assert len(set(nonces)) == 2
 
 
-def test_a_stateful_builtin_gets_an_instance_for_each_session() -> None:
-    async def channel_length(pool: ToolPool, *, say: int) -> int:
-        async with pool.session() as session:
-            channels = await call(session, "list_slack_channels", server="slack", limit=1)
-            assert channels.structured is not None
-            channel = channels.structured["channels"][0]
-            for i in range(say):
-                sent = await call(
-                    session, "send_slack_message", server="slack", channel=channel["name"], message=f"m{i}"
-                )
-                assert sent.failure is None, sent.content
-            history = await call(
-                session, "get_slack_channel_history", server="slack", channel_id=channel["id"], limit=50
-            )
-            assert history.structured is not None
-            return len(history.structured["messages"])
-
-    async def run() -> None:
-        async with ToolPool([builtin_servers(["slack"])[0]]) as pool:
-            before = await channel_length(pool, say=0)
-            assert await channel_length(pool, say=2) == before + 2
-            assert await channel_length(pool, say=0) == before
-
-    asyncio.run(run())
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("starter_first", [True, False])
 def test_a_call_at_the_very_moment_in_which_its_server_is_up_does_not_hold_up_the_loop(
