@@ -77,7 +77,6 @@ class ToolPool:
         self._leaving: set[str] = set()  # the servers of which a process outlived one of its own
         self._catalog = Catalog.of((), allow=None)
         learn_secrets(self._configs)
-        self._with_workspace = {name for name, limit in config.per_server.items() if limit.workspace}
         _check_names([server.name for server in self._configs], config.per_server)
 
     @property
@@ -183,7 +182,7 @@ class ToolPool:
         limits = limits_of(config, self._config)
         return StartedServer(
             config.name,
-            self._launcher(config),
+            self._launcher(config, limits),
             limits=limits,
             config=self._config,
             answers=self._answers,
@@ -205,13 +204,13 @@ class ToolPool:
         number = len(list(Path(self._workspaces.name).iterdir()))
         return Workspace(config.name, Path(limits.workspace), Path(self._workspaces.name) / str(number))
 
-    def _launcher(self, config: ServerConfig) -> Launcher:
+    def _launcher(self, config: ServerConfig, limits: ServerSection) -> Launcher:
         match config:
             case StdioServer():
                 if self._ledger is not None:
                     ledger = {LEDGER_ENV: str(self._ledger.absolute())}
                     config = replace(config, env={**config.env, **ledger})
-                if config.name not in self._with_workspace:
+                if limits.workspace is None:
                     config = with_defaults(config)
                 return StdioLauncher(
                     config, self._log_path(config.name), partial(self._note_left, config.name)
