@@ -18,6 +18,8 @@ from mcpagent.servers.registry import BUILTIN_NAMES
 from tests.running import Command, mcpagent
 from tests.servers.calls import CHANNEL, GOOD_CALLS, nonce_of, read_lines
 
+pytestmark = pytest.mark.system
+
 SERVE = [sys.executable, "-m", "mcpagent.cli.main", "serve"]
 HISTORY = {"channel_id": CHANNEL.id}
 

@@ -7,11 +7,14 @@ import os
 import subprocess
 from typing import Any
 
+import pytest
 from mcp import Client
 
 from tests.running import Command
 from tests.servers.calls import text_of
 from tests.servers.live.service import ReplayService
+
+pytestmark = pytest.mark.system
 
 
 def test_a_live_server_over_http_writes_to_the_channels_of_its_option_alone(replay: ReplayService) -> None:
