@@ -35,10 +35,11 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.rollout.collector import Attempt, collect
 from mcpagent.storage.datasets import TaskFile
+from mcpagent.train.batch.samples import sample_from_trajectory
 from mcpagent.train.weight_sync import RolloutEngine, hf_sampler
 
 _TASK = "task_id"  # a key of the first message of a prompt: TRL hands over nothing else of a row
-_REWARD, _TERMS = "mcpagent_reward", "mcpagent_terms"
+_REWARD = "mcpagent_reward"
 log = logging.getLogger(__name__)
 
 
@@ -211,24 +212,14 @@ class _TrainersEngine(Policy):
 def training_row(trajectory: Trajectory, *, limit: int) -> JsonObject:
     """Return what the trainer gets of one episode: at most `limit` tokens after the prompt. An unscored one
     has no token in the loss."""
-    prompt: tuple[int, ...] = trajectory.turns[0].added_token_ids if trajectory.turns else ()
-    ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    for turn in trajectory.turns:
-        added = turn.added_token_ids if turn.index else ()
-        sampled = turn.completion.token_ids
-        ids += [*added, *sampled]
-        logprobs += [*(0.0 for _ in added), *turn.completion.logprobs]
-        mask += [*(0 for _ in added), *(1 for _ in sampled)]
-    if trajectory.reward is None:
-        mask = [0] * len(mask)
+    sample, is_scored = sample_from_trajectory(trajectory), trajectory.reward is not None
+    start = len(trajectory.turns[0].added_token_ids) if trajectory.turns else 0
+    kept = slice(start, start + limit)
     return {
-        "prompt_ids": list(prompt),
-        "completion_ids": ids[:limit],
-        "logprobs": logprobs[:limit],
-        "env_mask": mask[:limit],
+        "prompt_ids": list(sample.token_ids_T[:start]),
+        "completion_ids": list(sample.token_ids_T[kept]),
+        "logprobs": list(sample.sampler_logprobs_T[kept]),
+        "env_mask": [int(is_sampled and is_scored) for is_sampled in sample.loss_mask_T[kept]],
         _REWARD: trajectory.reward,
-        _TERMS: {term.name: term.value for term in trajectory.reward_terms},
-        "is_cut": len(ids) > limit,
+        "is_cut": len(sample) - start > limit,
     }
