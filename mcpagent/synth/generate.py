@@ -235,7 +235,8 @@ def _explore(
         effects = Effects(cache, graph, opened.own_state, seed=seed)
         io.run(effects.run(lambda tool: advance(0, note=tool)))
     edges = sum(map(len, graph.tool_edges().values()))
-    silences = graph.told_silences([*effects.tried], effects.silences)
+    untried = (replace(s, tools=tuple(t for t in s.tools if t not in effects.tried)) for s in graph.silences)
+    silences = [*(silence for silence in untried if silence.tools), *effects.silences]
     learned: JsonObject = {
         "calls": graph.calls,
         "failed": graph.failed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.datasets import read_tasks, record_writer, text_digest
 from mcpagent.synth.generate import carry_servers, write_servers
-from mcpagent.synth.tasks.inspect import plan_signature, said, shingles, task_entities
+from mcpagent.synth.tasks.inspect import groups_by, plan_signature, said, shingles, task_entities
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 
 GroupBy = Literal["entity", "plan"]
@@ -83,7 +82,7 @@ def split_dataset(
     if drop_crossing:
         assigned = _by_each_entity(path, common, shares, seed)
     else:
-        group_of = _groups(path, group_by, common)
+        group_of = groups_by(_keys(task, group_by, common) for task in read_tasks(path))
         sizes = np.bincount(group_of)
         groups, largest = int(np.count_nonzero(sizes)), int(sizes.max())
         _check_sizes(groups, largest, len(group_of), shares, path)
@@ -115,25 +114,6 @@ def _keys(task: Task, group_by: GroupBy, common: set[int]) -> list[int]:
         return [text_digest(plan_signature(task))]
     keys = {text_digest(entity) for entity in task_entities(task)} - common
     return sorted(keys) or [text_digest(plan_signature(task))]
-
-
-def _groups(path: Path, group_by: GroupBy, common: set[int]) -> array[int]:
-    """For each record the number of its group: the first record in it. Union-find over what they name."""
-    parent = array("q")
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
-    first_with: dict[int, int] = {}
-    for index, task in enumerate(read_tasks(path)):
-        parent.append(index)
-        for key in _keys(task, group_by, common):
-            one, other = root(first_with.setdefault(key, index)), root(index)
-            parent[max(one, other)] = min(one, other)
-    return array("q", (root(index) for index in range(len(parent))))
 
 
 def _check_sizes(groups: int, largest: int, records: int, shares: SplitShares, path: Path) -> None:

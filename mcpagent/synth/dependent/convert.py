@@ -25,7 +25,7 @@ from mcpagent.synth.dependent.spec import (
     plan_faults,
     read_spec,
 )
-from mcpagent.synth.tasks.prove import Rejection, ground
+from mcpagent.synth.tasks.prove import Rejection, grounded
 from mcpagent.synth.tasks.record import system_message
 from mcpagent.synth.tasks.run import CallCache
 
@@ -122,7 +122,7 @@ async def execute_plans(conversion: Conversion, cache: CallCache) -> Conversion:
     executed = Conversion()
     executed.notes = conversion.notes
     for item in heapq.merge(conversion.good, conversion.bad, key=lambda item: item.number):
-        outcome = await ground(item.task, cache) if item.task is not None else None
+        outcome = await grounded(item.task, cache) if item.task is not None else None
         if isinstance(outcome, Rejection):
             fault = SpecFault(
                 code=SpecFaultCode.EXECUTION,
@@ -132,7 +132,7 @@ async def execute_plans(conversion: Conversion, cache: CallCache) -> Conversion:
             )
             executed.add(replace(item, task=None, faults=(fault,)))
         else:
-            executed.add(replace(item, task=outcome))
+            executed.add(replace(item, task=outcome and outcome[0]))
     return executed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -115,13 +115,23 @@ class Silence:
         return f"{named} {self.text}" + (f" ({self.detail})" if self.detail else "")
 
 
+def grouped(silences: Iterable[Silence]) -> list[Silence]:
+    """Return the silences with the tools of which the same is to be said in one."""
+    by_text: dict[tuple[str, str], Silence] = {}
+    for silence in silences:
+        first = by_text.setdefault((silence.reason, silence.text), silence)
+        if first is not silence:
+            tools, detail = tuple(sorted((*first.tools, *silence.tools))), first.detail or silence.detail
+            by_text[silence.reason, silence.text] = replace(first, tools=tools, detail=detail)
+    return list(by_text.values())
+
+
 @dataclass
 class ToolGraph:
-    """`facts` by tool, in the order in which they were learned; `not_tried` says why a tool has none. `calls`
+    """`facts` by tool, in the order in which they were learned; `silences` say why tools have none. `calls`
     were made to learn them, of which `failed` gave nothing."""
 
     facts: list[Fact] = field(default_factory=list)
-    not_tried: dict[str, str] = field(default_factory=dict)
     silences: list[Silence] = field(default_factory=list)
     calls: int = 0
     failed: int = 0
@@ -132,22 +142,6 @@ class ToolGraph:
         self.facts.append(fact)
         for value, leaf, prefix in given_by(fact) if fact.page == 1 else ():
             self._givers.setdefault(value, []).append((fact, leaf, prefix))
-
-    def leave_out(self, silence: Silence) -> None:
-        """Note why tools gave nothing, together with others of which the same is to be said."""
-        self.not_tried |= dict.fromkeys(silence.tools, silence.text)
-        for place, other in enumerate(self.silences):
-            if (other.reason, other.text) == (silence.reason, silence.text):
-                tools = tuple(sorted((*other.tools, *silence.tools)))
-                self.silences[place] = replace(other, tools=tools, detail=other.detail or silence.detail)
-                return
-        self.silences.append(silence)
-
-    def told_silences(self, tried: Collection[str], more: Sequence[Silence]) -> list[Silence]:
-        """Return why tools gave nothing, those apart that were `tried` since then, of which `more` says
-        it."""
-        left = [replace(s, tools=tuple(t for t in s.tools if t not in tried)) for s in self.silences]
-        return [*(silence for silence in left if silence.tools), *more]
 
     def edges_into(self, fact: Fact) -> list[Edge]:
         """Every way to learn an argument of `fact` from another fact that did not have it to begin with, and

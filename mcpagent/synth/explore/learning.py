@@ -28,7 +28,7 @@ from mcpagent.synth.explore.candidates import (
     taken_by,
     value_form,
 )
-from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, scalars
+from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, grouped, scalars
 from mcpagent.synth.explore.leaves import Leaf, leaves_of, told_number
 from mcpagent.synth.explore.paging import is_paging, is_whole, next_page
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text, says_no
@@ -330,15 +330,19 @@ class _Learner:
     def graph(self) -> ToolGraph:
         """Return what was learned."""
         graph = ToolGraph(calls=self._calls, failed=self._failed)
+        silences: list[Silence] = []
         for tool in self.tools:
             if tool.is_vain or not tool.facts:
-                graph.leave_out(_why_nothing(tool))
+                silences.append(_why_nothing(tool))
                 continue
             for fact in tool.facts:
                 graph.add(fact)
-        for spec in self._cache.specs:
-            if not spec.annotations.read_only:
-                graph.leave_out(Silence("not_read_only", NOT_READ_ONLY, (spec.dotted,)))
+        silences += [
+            Silence("not_read_only", NOT_READ_ONLY, (spec.dotted,))
+            for spec in self._cache.specs
+            if not spec.annotations.read_only
+        ]
+        graph.silences = grouped(silences)
         return graph
 
 

@@ -25,6 +25,7 @@ from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
 from mcpagent.synth.explore.walks import Walk, about
 from mcpagent.synth.failures import Skill, Variation
 from mcpagent.synth.tasks.inspect import answer_values, stands_in
+from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task
 from mcpagent.synth.tasks.run import CallCache, says_no
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
@@ -36,7 +37,6 @@ from mcpagent.synth.templates.rules import (
     abstaining,
     check_counts,
     fill_splits,
-    ground_in_turn,
 )
 from mcpagent.tools.contract import ToolProvider
 
@@ -220,7 +220,7 @@ class _WalkSource:
         if self.variation is not None and not self.variation.admits(draft):
             return Rejection(RejectCode.DUPLICATE, f"{draft.id} is in the dataset")
         outcome = await self._exists(candidate)
-        outcome = outcome or await ground_in_turn(draft, self.learned.cache, self.turn)
+        outcome = outcome or await ground(draft, self.learned.cache, self.turn)
         if isinstance(outcome, Task) and candidate.lack == "function":
             return self._without(outcome, candidate)
         return outcome
@@ -248,7 +248,8 @@ class _WalkSource:
             return any(stands_in(fact, str(value)) for fact in facts)
 
         asked = {leaf.name for leaf in walk.steps[-1].fact.leaves if leaf.name and tells(leaf.value)}
-        telling = {walk.steps[-1].fact.spec.dotted, *graph.not_tried}
+        unseen = {tool for silence in graph.silences for tool in silence.tools}
+        telling = {walk.steps[-1].fact.spec.dotted, *unseen}
         telling |= {
             other.spec.dotted
             for other in graph.facts

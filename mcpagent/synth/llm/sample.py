@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
+from mcpagent.core.tools import ToolSpec
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.llm.endpoint import EndpointSettings
@@ -29,10 +29,12 @@ from mcpagent.synth.llm.draft import (
     read_reply,
 )
 from mcpagent.synth.llm.prompts import Commission, Prompts, fill_in
-from mcpagent.synth.tasks.prove import Rejection, ground
+from mcpagent.synth.tasks.inspect import groups_by
+from mcpagent.synth.tasks.prove import grounded
 from mcpagent.synth.tasks.run import CallCache
+from mcpagent.synth.tasks.stages import Rejection
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
-from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
+from mcpagent.tools.contract import ToolProvider
 
 _SHOWN_CHARS = 1500  # of one result; what the committee reads and the journal keeps
 _DETAIL_CHARS = 600
@@ -56,8 +58,8 @@ class Executed:
 
 
 class Executor:
-    """Runs plans. Those that change something run one at a time: a user's own server may keep one state for
-    all sessions. Calls that a cassette answers repeat by nature."""
+    """Runs plans, those that change something one at a time. Calls that a cassette answers repeat by
+    nature."""
 
     def __init__(self, pool: ToolProvider) -> None:
         self._pool = pool
@@ -67,51 +69,25 @@ class Executor:
     async def run(self, draft: Task) -> Executed | DraftFault:
         """Return the settled task; its plan ran more than once and gave the same, is worth 1.0, and is
         needed."""
-        reads = {t.dotted for t in self._pool.tools.values() if t.annotations.read_only}
-        if all(f"{step.server}.{step.tool}" in reads for step in draft.truth.tool_sequence):
-            return await self._run(draft)
-        async with self._turn:
-            return await self._run(draft)
-
-    async def _run(self, draft: Task) -> Executed | DraftFault:
         # A cache of its own: a call that was right for an earlier sample is evidence of that moment only.
-        traced = _Traced(self._pool)
-        outcome = await ground(draft, CallCache(traced))
-        self.executed_calls += sum(map(len, traced.sessions))
+        cache = CallCache(self._pool)
+        outcome = await grounded(draft, cache, self._turn)
+        self.executed_calls += cache.executed
         if isinstance(outcome, Rejection):
             return DraftFault(DraftStage.EXECUTE, outcome.code.value, outcome.detail[:_DETAIL_CHARS])
-        return Executed(task=outcome, calls=tuple(traced.sessions[0]))
-
-
-class _Traced:
-    """A provider that keeps what each of its sessions was asked and answered; the first runs the plan."""
-
-    def __init__(self, inner: ToolProvider) -> None:
-        self._inner = inner
-        self.sessions: list[list[JsonObject]] = []
-
-    @property
-    def tools(self) -> Mapping[str, ToolSpec]:
-        return self._inner.tools
-
-    def session(self) -> ToolSession:
-        self.sessions.append([])
-        return _TracedSession(self._inner.session(), self.sessions[-1])
-
-
-class _TracedSession:
-    def __init__(self, inner: ToolSession, calls: list[JsonObject]) -> None:
-        self._inner = inner
-        self._calls = calls
-
-    async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
-        result = await self._inner.call(call, purpose=purpose)
-        entry = {"server": call.server, "tool": call.tool, "arguments": call.arguments}
-        self._calls.append({**entry, "result": result.content[:_SHOWN_CHARS]})
-        return result
-
-    async def close(self) -> None:
-        await self._inner.close()
+        task, run = outcome
+        return Executed(
+            task=task,
+            calls=tuple(
+                {
+                    "server": call.server,
+                    "tool": call.tool,
+                    "arguments": call.arguments,
+                    "result": result.content[:_SHOWN_CHARS],
+                }
+                for _, call, result in run.calls
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,15 +337,12 @@ def split_tasks(
     """Every task in one split, in the order given. Two tasks whose executed calls name the same entity share
     a split; so the shares hold for the groups that this makes, and only roughly for the tasks. Each of
     `splits` has a group, if there are enough."""
-    leaders = _Groups()
-    named = [called_entities(item.calls, tools) or {item.task.id} for item in executed]
-    for names in named:
-        leaders.join(names)
+    named = [sorted(called_entities(item.calls, tools) or {item.task.id}) for item in executed]
+    group_of = [named[first][0] for first in groups_by(named)]
     result: dict[str, list[Task]] = {split: [] for split in SPLITS}
-    leading = [leaders.leader(min(names)) for names in named]
-    split_of = shares.assign(leading, seed=seed, least=dict.fromkeys(splits, 1))
-    for item, leader in zip(executed, leading, strict=True):
-        split = split_of[leader]
+    split_of = shares.assign(group_of, seed=seed, least=dict.fromkeys(splits, 1))
+    for item, group in zip(executed, group_of, strict=True):
+        split = split_of[group]
         info = {**item.task.extra_info, "split": split}
         result[split].append(item.task.model_copy(update={"extra_info": info}))
     return {split: tuple(tasks) for split, tasks in result.items()}
@@ -396,24 +369,3 @@ def _is_name(word: str) -> bool:
 
 def _is_number(word: str) -> bool:
     return word.replace(".", "", 1).replace(",", "").isdigit()
-
-
-class _Groups:
-    """Disjoint sets of names; the leader of a set is its least name."""
-
-    def __init__(self) -> None:
-        self._above: dict[str, str] = {}
-
-    def join(self, names: set[str]) -> None:
-        leaders = sorted(self.leader(name) for name in names)
-        for name in leaders[1:]:
-            self._above[name] = leaders[0]
-
-    def leader(self, name: str) -> str:
-        path = []
-        while (above := self._above.setdefault(name, name)) != name:
-            path.append(name)
-            name = above
-        for below in path:
-            self._above[below] = name
-        return name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 from mcpagent.core.placeholders import reference_texts
@@ -104,6 +105,26 @@ def task_entities(task: Task) -> set[str]:
     slots = task.extra_info.get("slots") or {}
     texts = _texts([plan, would, list(slots.values())])
     return texts or {said(task)}
+
+
+def groups_by(keys: Iterable[Iterable[Hashable]]) -> array[int]:
+    """Return for each record the number of its group: the first record in it. Records are of one group if
+    they have a key in common, directly or through others (union-find)."""
+    parent = array("q")
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    first_with: dict[Hashable, int] = {}
+    for index, of_record in enumerate(keys):
+        parent.append(index)
+        for key in of_record:
+            one, other = root(first_with.setdefault(key, index)), root(index)
+            parent[max(one, other)] = min(one, other)
+    return array("q", (root(index) for index in range(len(parent))))
 
 
 def said(task: Task) -> str:

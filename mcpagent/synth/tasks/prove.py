@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -447,21 +449,34 @@ async def plays_alike(task: Task, cache: CallCache) -> Rejection | None:
     return None
 
 
-async def ground(draft: Task, cache: CallCache, *, phrase_words: int = PHRASE_WORDS) -> Task | Rejection:
-    """Return the settled task, or why there is none; `phrase_words` as in `prove`.
+async def grounded(
+    draft: Task, cache: CallCache, turn: asyncio.Lock | None = None, *, phrase_words: int = PHRASE_WORDS
+) -> tuple[Task, GoldRun] | Rejection:
+    """Return the settled task with the run of its plan, or why there is none; `phrase_words` as in `prove`.
 
     The plan runs in a session of its own; what it found settles the checks, and then `prove` shows that the
-    task is repeatable, solvable, necessary and minimal.
+    task is repeatable, solvable, necessary and minimal. Plans that change something take a `turn`: a user's
+    own server may keep one state for all sessions, and then two of them at once would read each other's end
+    state.
     """
-    try:
-        return await _ground(draft, cache, phrase_words)
-    except RejectedTask as rejected:
-        return rejected.rejection
-    except PlaceholderError as error:
-        return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
+    plan = draft.truth.tool_sequence
+    is_quiet = not draft.truth.setup and all(cache.is_read_only(step.server, step.tool) for step in plan)
+    async with nullcontext() if is_quiet or turn is None else turn:
+        try:
+            return await _grounded(draft, cache, phrase_words)
+        except RejectedTask as rejected:
+            return rejected.rejection
+        except PlaceholderError as error:
+            return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
 
 
-async def _ground(draft: Task, cache: CallCache, phrase_words: int) -> Task:
+async def ground(draft: Task, cache: CallCache, turn: asyncio.Lock) -> Task | Rejection:
+    """Return the settled task of templates or of exploring, or why there is none."""
+    outcome = await grounded(draft, cache, turn, phrase_words=0)
+    return outcome if isinstance(outcome, Rejection) else outcome[0]
+
+
+async def _grounded(draft: Task, cache: CallCache, phrase_words: int) -> tuple[Task, GoldRun]:
     _check_as_written(draft, cache)
     sources = answer_sources(draft)
     run = await replay(cache, draft)
@@ -469,7 +484,7 @@ async def _ground(draft: Task, cache: CallCache, phrase_words: int) -> Task:
     _check_answer(task.truth.final_answer, task)
     _check_calls(run, cache)
     verdicts = await prove(task, run, cache, sources=sources, phrase_words=phrase_words)
-    return with_verdicts(task, verdicts, sources=sources)
+    return with_verdicts(task, verdicts, sources=sources), run
 
 
 def _check_as_written(draft: Task, cache: CallCache) -> None:

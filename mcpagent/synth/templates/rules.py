@@ -267,7 +267,7 @@ class _SplitSource:
         draft = draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
         if self.variation is not None and not self.variation.admits(draft):
             return Rejection(RejectCode.DUPLICATE, f"{candidate.template.name}: {draft.id} is in the dataset")
-        outcome = await ground_in_turn(draft, self.cache, self.turn)
+        outcome = await ground(draft, self.cache, self.turn)
         if isinstance(outcome, Task) and candidate.template.withhold:
             outcome = await without_tools(outcome, candidate, offer=self.offer, cache=self.cache)
         if isinstance(outcome, Rejection):
@@ -376,16 +376,6 @@ async def fill_split(
             break
     tally.surplus += made - len(kept)
     return kept
-
-
-async def ground_in_turn(draft: Task, cache: CallCache, turn: asyncio.Lock) -> Task | Rejection:
-    """Plans that change something go one at a time: a user's own server may keep one state for all sessions,
-    and then two of them at once would read each other's end state."""
-    truth = draft.truth
-    if not truth.setup and all(cache.is_read_only(step.server, step.tool) for step in truth.tool_sequence):
-        return await ground(draft, cache, phrase_words=0)
-    async with turn:
-        return await ground(draft, cache, phrase_words=0)
 
 
 def without_a_task(counts: Mapping[str, int], tally: Tally) -> UserError:

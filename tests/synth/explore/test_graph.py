@@ -277,7 +277,6 @@ def test_why_tools_gave_nothing_is_one_sentence_for_each_reason() -> None:
     assert "--seed-value path=" in sentences["no_value2"] and "notes.note_size" in sentences["no_value2"]
     said = " ".join(silence.sentence for silence in graph.silences)
     assert "badges have nine digits" in said and "--seed-value folder=" in said
-    assert set(graph.not_tried) == {tool for silence in graph.silences for tool in silence.tools}
 
 
 def test_the_records_of_a_plain_text_are_asked_for_by_what_their_lines_call_them() -> None:
