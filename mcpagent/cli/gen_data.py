@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +11,11 @@ import typer
 
 from mcpagent.cli.gen_data_llm import LLMOptions, rewriting, run_llm
 from mcpagent.cli.options import (
-    ConfigFiles,
     ConfigOptions,
     Json,
     Overwrite,
     ReadOnly,
     SeedValue,
-    Settings,
     command_app,
     shard_of,
     with_options,
@@ -26,9 +23,10 @@ from mcpagent.cli.options import (
 from mcpagent.cli.results import dataset_blocks
 from mcpagent.console import Block, Console, counted
 from mcpagent.errors import UserError
+from mcpagent.servers.names import BUILTIN_NAMES
 
 if TYPE_CHECKING:
-    from mcpagent.config.schema import ToolsConfig, TrainConfig
+    from mcpagent.config.schema import ToolsConfig
     from mcpagent.synth.failures import FailedTasks
 
 app = command_app()
@@ -53,24 +51,14 @@ class SourceOptions:
             "is what happens with --servers if no template fits.",
         ),
     ] = False
-    servers: Annotated[
-        Path | None, typer.Option(help="An mcp.json with the servers to use. Default: the built-in ones.")
-    ] = None
     read_only: ReadOnly = None
     yes_read_only: Annotated[
         bool,
         typer.Option(
-            "--yes-read-only",
-            help="Do not ask which tools only read: take those whose names suggest it.",
+            "--yes-read-only", help="Of tools that do not say it, those whose names suggest it only read."
         ),
     ] = False
     seed_value: SeedValue = None
-    seed_values: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.yaml", help="A file of such values: a name and its value, or values, on each line."
-        ),
-    ] = None
     from_failures: Annotated[
         Path | None,
         typer.Option(
@@ -101,7 +89,6 @@ class SizeOptions:
     train: Annotated[int, typer.Option(min=0, help="Tasks for training.")] = 800
     validation: Annotated[int, typer.Option(min=0, help="Tasks for validation.")] = 100
     heldout: Annotated[int, typer.Option(min=0, help="Tasks held out for the final evaluation.")] = 240
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0
     distractors: Annotated[
         int | None,
         typer.Option(min=0, help="Offer this many other tools with those needed. Default: every tool."),
@@ -142,10 +129,9 @@ def gen_data(
     llm: Annotated[
         bool, typer.Option("--llm", help="Let a model write the tasks, with the options below.")
     ] = False,
-    config: ConfigFiles = None,
-    settings: Settings = None,
     *,
-    options: LLMOptions,
+    options: ConfigOptions,
+    writer: LLMOptions,
     as_json: Json = False,
 ) -> None:
     """Write train.jsonl, validation.jsonl and heldout.jsonl.
@@ -188,44 +174,44 @@ def gen_data(
 
     console = Console(is_json=as_json)
     _check_choice(source, size, rewrite=rewrite, llm=llm)
-    values = read_seed_values(source.seed_value or (), source.seed_values)
-    failures = source.read_failures(seed=size.seed, console=console)
+    values = read_seed_values(source.seed_value or ())
     with locked_folder(size.out):
         check_output(size.out, overwrite=size.overwrite)
-        loaded = ConfigOptions(
-            servers=source.servers, read_only=source.read_only, files=config, settings=settings
-        ).config(console, has_data=False)
-        tools = _tools(loaded, source, failures, llm=llm)
-        if not llm and (source.explore or source.servers is not None):
-            tools = _with_readers(tools, size.out, console, is_agreed=source.yes_read_only)
+        config = replace(options, read_only=source.read_only).config(console, has_data=False)
+        seed, has_servers = config.seed, options.servers is not None
+        failures = source.read_failures(seed=seed, console=console)
+        tools = config.tools
+        if not has_servers and failures is not None:
+            tools = failures.config.tools
+        elif not has_servers and not llm and (source.templates == "full" or source.explore):
+            tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
+        if not llm and (source.explore or has_servers):
+            tools = _with_readers(tools, size.out, console, takes_guess=source.yes_read_only)
         remembered = DatasetServers.of(size.out, tools)
         check_dataset_servers(remembered, overwrite=size.overwrite)
         counts = {"train": size.train}
         if failures is None:
             counts |= {"validation": size.validation, "heldout": size.heldout}
         output = DatasetOutput(folder=size.out, counts=counts, servers=remembered, overwrite=size.overwrite)
-        seed, distractors = size.seed, size.distractors
         answer_line = size.answer_line if failures is None else failures.answer_line
         if answer_line is None:  # the embedded model was not made for it
-            answer_line = source.explore or source.servers is not None or source.templates != "core"
+            answer_line = source.explore or has_servers or source.templates != "core"
         if llm:
-            asked = loaded.model_copy(update={"tools": tools})
-            run_llm(options, asked, output, seed=seed, distractors=distractors, console=console)
+            asked = config.model_copy(update={"tools": tools})
+            run_llm(writer, asked, output, distractors=size.distractors, console=console)
             return
         document = make_dataset(
             source.templates,
             tools,
             output,
             seed=seed,
-            distractors=distractors,
+            distractors=size.distractors,
             answer_line=answer_line,
             explore=source.explore,
             console=console,
             seed_values=values,
             failures=failures,
-            rewriting=rewriting(options, loaded.api, size.out, seed=seed, console=console)
-            if rewrite
-            else None,
+            rewriting=rewriting(writer, config, size.out, console=console) if rewrite else None,
             shard=shard_of(size.shard),
         )
     console.print_blocks(document, _made(document))
@@ -233,8 +219,7 @@ def gen_data(
 
 def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, llm: bool) -> None:
     """Raise UserError for options that do not go together."""
-    exploring = source.seed_value or source.seed_values
-    for option, given in (("--seed-value", exploring), ("--from-failures", source.from_failures)):
+    for option, given in (("--seed-value", source.seed_value), ("--from-failures", source.from_failures)):
         if llm and given:
             raise UserError(f"{option} is not for --llm", remedy="leave one of them out")
     if rewrite and (llm or not source.explore):
@@ -247,49 +232,22 @@ def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, ll
         )
 
 
-def _with_readers(tools: ToolsConfig, out: Path, console: Console, *, is_agreed: bool) -> ToolsConfig:
-    """Return the settings with the tools that only read though they do not say so: those that the folder
-    remembers, else those that the user names, who is asked once, in a terminal. The folder remembers them."""
+def _with_readers(tools: ToolsConfig, out: Path, console: Console, *, takes_guess: bool) -> ToolsConfig:
+    """Return the settings with the tools that only read though they do not say so, if nothing names them:
+    those that the folder remembers, else those whose names suggest it."""
     from mcpagent.config.dataset_servers import read_dataset_servers
     from mcpagent.synth.explore.words import seems_to_read
     from mcpagent.tools.setup import open_tools
 
-    kept = read_dataset_servers(out) if out.is_dir() else None
-    if kept is not None and not tools.read_only and (names := kept.settings.get(("tools", "read_only"))):
-        return tools.model_copy(update={"read_only": tuple(names)})
-    is_asked = console.is_terminal and sys.stdin.isatty() and not console.is_json
-    if tools.read_only or not (is_agreed or is_asked):
+    if tools.read_only:
         return tools
-    with open_tools(tools, on_note=console.note) as opened:
-        silent = [spec for spec in opened.pool.tools.values() if not spec.annotations.read_only]
-    guess = [spec.dotted for spec in silent if seems_to_read(spec)]
-    if silent and not is_agreed:
-        console.note("These tools do not say whether they only read. Ticked are those that seem to:")
-        for spec in silent:
-            console.note(f"  [{'x' if spec.dotted in guess else ' '}] {spec.dotted}: {spec.description[:80]}")
-        answer = typer.prompt(
-            "Enter for the ticked ones, or the names of those that only read, or none",
-            default="",
-            show_default=False,
-            err=True,
-        )
-        named = [name.strip() for name in answer.split(",") if name.strip()]
-        guess = [] if named == ["none"] else named or guess
-    return tools.model_copy(update={"read_only": tuple(guess)}) if guess else tools
-
-
-def _tools(
-    config: TrainConfig, source: SourceOptions, failures: FailedTasks | None, *, llm: bool
-) -> ToolsConfig:
-    """Return the servers that tasks are made for: those named, else those of the failed run, else the
-    built-in ones that the templates need."""
-    from mcpagent.servers.names import BUILTIN_NAMES
-
-    if source.servers is None and failures is not None:
-        return failures.config.tools
-    if source.servers is None and not llm and (source.templates == "full" or source.explore):
-        return config.tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
-    return config.tools
+    kept = read_dataset_servers(out) if out.is_dir() else None
+    names = () if kept is None else tuple(kept.settings.get(("tools", "read_only"), ()))
+    if not names and takes_guess:
+        with open_tools(tools, on_note=console.note) as opened:
+            silent = [spec for spec in opened.pool.tools.values() if not spec.annotations.read_only]
+        names = tuple(spec.dotted for spec in silent if seems_to_read(spec))
+    return tools.model_copy(update={"read_only": names})
 
 
 def _made(document: Mapping[str, Any]) -> Iterator[Block]:

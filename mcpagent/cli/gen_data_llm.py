@@ -55,9 +55,6 @@ class LLMOptions:
             "A JSON array of prompts (id, complexity, user_prompt, likely_tools, why_multi_turn).",
         ),
     ] = None
-    prompts: Annotated[
-        Path | None, _option("--prompts", "The prompts of the model. Default: those that ship with mcpagent.")
-    ] = None
     votes: Annotated[
         int, _option("--votes", "Votes on each task; more than half must accept it. 0: none.", minimum=0)
     ] = 3
@@ -81,14 +78,13 @@ def run_llm(
     config: TrainConfig,
     output: DatasetOutput,
     *,
-    seed: int,
     distractors: int | None,
     console: Console,
 ) -> None:
     """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
     from mcpagent.synth.llm.generate import JournalFile, make_dataset_with_model, no_task, requests_lost
 
-    settings, asking = _settings(options, config, seed=seed, distractors=distractors)
+    settings, asking = _settings(options, config, distractors=distractors)
     document = make_dataset_with_model(
         config.tools,
         output,
@@ -107,14 +103,14 @@ def run_llm(
 
 
 def _settings(
-    options: LLMOptions, config: TrainConfig, *, seed: int, distractors: int | None
+    options: LLMOptions, config: TrainConfig, *, distractors: int | None
 ) -> tuple[TaskSettings, AskSettings]:
     from mcpagent.config.environment import environment, resource_path
     from mcpagent.synth.llm.generate import TaskSettings
     from mcpagent.synth.llm.prompts import load_curriculum, load_prompts
     from mcpagent.synth.llm.sample import AskSettings
 
-    prompts = load_prompts(options.prompts or resource_path("templates/prompts/tasks.yaml"))
+    prompts = load_prompts(resource_path("templates/prompts/tasks.yaml"))
     env = environment()
     settings = TaskSettings(
         max_tools=_chosen(None, env, "MAX_TOOLS", 4),
@@ -124,7 +120,7 @@ def _settings(
         curriculum=load_curriculum(options.curriculum) if options.curriculum else (),
         distractors=distractors,
         may_write=options.allow_writes or config.tools.servers is None,  # built-in ones are embedded
-        seed=seed,
+        seed=config.seed,
     )
     asking = AskSettings(
         endpoint=_endpoint(options, config.api),
@@ -139,12 +135,11 @@ def _settings(
     return settings, asking
 
 
-def rewriting(
-    options: LLMOptions, api: ApiConfig, folder: Path, *, seed: int, console: Console
-) -> RewriteRun:
+def rewriting(options: LLMOptions, config: TrainConfig, folder: Path, *, console: Console) -> RewriteRun:
     """Return how `--rewrite` asks, and what it may spend. Raises UserError."""
     from mcpagent.synth.explore.rewrite import RewriteRun
 
+    api = config.api
     endpoint = replace(_endpoint(options, api), backend="chat")  # over Responses no tools are called
     return RewriteRun(
         endpoint=endpoint,
@@ -152,7 +147,7 @@ def rewriting(
         concurrency=api.max_in_flight,
         per_minute=api.calls_per_minute,
         max_output_tokens=options.max_output_tokens,
-        seed=seed,
+        seed=config.seed,
         budget=_budget(api, endpoint.model, console),
         journal=folder / "rewrite-journal.jsonl",
         retry_failed=options.retry_failed,

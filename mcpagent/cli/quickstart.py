@@ -104,7 +104,7 @@ def quickstart(
     explored = None
     if servers is not None:
         tools = ConfigOptions(servers=servers, read_only=read_only).config(console, has_data=False).tools
-        explored = ExploredServers(tools=tools, seed_values=read_seed_values(seed_value or (), None))
+        explored = ExploredServers(tools=tools, seed_values=read_seed_values(seed_value or ()))
 
     try:
         document = quickstart(

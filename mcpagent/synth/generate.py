@@ -15,8 +15,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
 from mcpagent.config.environment import resource_path
 from mcpagent.config.schema import ToolsConfig
@@ -401,9 +399,9 @@ def split_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.jsonl"
 
 
-def read_seed_values(given: Sequence[str], path: Path | None) -> dict[str, list[Any]]:
-    """Return the values by the name of their parameter: `[SERVER.][TOOL.]PARAM=VALUE` texts, and those of a
-    YAML file, in which a name has a value or a list of them. Raises UserError."""
+def read_seed_values(given: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values of `[SERVER.][TOOL.]PARAM=VALUE` texts by the name of their parameter. Raises
+    UserError."""
     values: dict[str, list[Any]] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -414,22 +412,6 @@ def read_seed_values(given: Sequence[str], path: Path | None) -> dict[str, list[
                 remedy="write [SERVER.][TOOL.]PARAM=VALUE, such as path=notes/todo.md",
             )
         values.setdefault(name.strip(), []).append(value)
-    if path is None:
-        return values
-    try:
-        table = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"is not YAML: {error}", where=str(path)) from None
-    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
-        raise UserError(
-            "does not hold names with their values",
-            where=str(path),
-            remedy="write a line for each, such as `path: [notes/todo.md, notes/done.md]`",
-        )
-    for name, value in table.items():
-        values.setdefault(name, []).extend(value if isinstance(value, list) else [value])
     return values
 
 

@@ -50,9 +50,10 @@ def test_a_value_is_named_for_a_parameter_by_as_much_of_its_name_as_one_likes(na
     assert document["explored"]["edges"] > 0 and document["records"] == 36
 
 
-def test_values_stand_in_a_file_too_with_their_types(home: Path) -> None:
-    (home / "values.yaml").write_text("shelf: [south/1, north/7]\narchive.count_records.grams: 410\n")
-    done = mcpagent(*EXPLORE, "--seed-values", "values.yaml", "--out", "d", "--json", cwd=home)
+def test_several_values_are_given_with_their_types(home: Path) -> None:
+    values = ("shelf=south/1", "shelf=north/7", "archive.count_records.grams=410")
+    given = [word for value in values for word in ("--seed-value", value)]
+    done = mcpagent(*EXPLORE, *given, "--out", "d", "--json", cwd=home)
     assert done.returncode == 0, done.stderr
     made = calls(home)
     assert ("count_records", {"grams": 410}) in made and ("list_records", {"shelf": "south/1"}) in made
@@ -70,19 +71,12 @@ def test_values_stand_in_a_file_too_with_their_types(home: Path) -> None:
         (["--seed-value", "grams=heavy"], "does not take it as grams: 'heavy' is not of type"),
         (["--seed-value", "grams=110.5"], "does not take it as grams: 110.5 is not of type"),
         (["--seed-value", "seal.shelf=a"], "--read-only archive.seal"),
-        (["--seed-values", "none.yaml"], "none.yaml: cannot be read"),
-        (["--seed-values", "list.yaml"], "does not hold names"),
-        (["--seed-values", "broken.yaml"], "is not YAML"),
-        (["--seed-values", "typo.yaml"], "did you mean shelf"),
         (["--seed-value", "shelf=a", "--llm"], "not for --llm"),
     ],
 )
 def test_a_value_that_fits_nothing_is_an_error_that_says_why_and_nothing_is_called(
     words: list[str], said: str, home: Path
 ) -> None:
-    (home / "list.yaml").write_text("- shelf\n")
-    (home / "broken.yaml").write_text("shelf: [a\n")
-    (home / "typo.yaml").write_text("shelv: a\n")
     done = mcpagent(*EXPLORE, *words, "--out", "d", cwd=home)
     assert said in refused(done) + done.stderr
     assert not (home / "calls.log").exists() and not list((home / "d").glob("*.jsonl"))

@@ -34,13 +34,13 @@ def test_what_a_tool_seems_to_do_is_told_by_its_first_words(name: str, descripti
 
 
 @pytest.mark.system
-def test_the_guess_is_taken_without_asking_and_stands_beside_the_dataset(tmp_path: Path) -> None:
+def test_the_guess_is_taken_if_told_and_stands_beside_the_dataset(tmp_path: Path) -> None:
     entry = {"command": sys.executable, "args": ["-S", str(NOTEBOOK), str(tmp_path / "log")]}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"silent": entry}}))
     counts = ("--train", "8", "--validation", "0", "--heldout", "2", "--out", "d", "--json")
     words = ("gen-data", "--explore", "--servers", "mcp.json", *counts)
     asked = mcpagent(*words, cwd=tmp_path)
-    assert asked.returncode == 2 and "--read-only" in asked.stderr, "nobody is asked where nobody sits"
+    assert asked.returncode == 2 and "--read-only" in asked.stderr
     done = mcpagent(*words, "--yes-read-only", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load((tmp_path / "d" / "servers.yaml").read_text())["tools"]["read_only"] == [
@@ -50,7 +50,7 @@ def test_the_guess_is_taken_without_asking_and_stands_beside_the_dataset(tmp_pat
     assert len(list(read_tasks(tmp_path / "d" / "train.jsonl"))) == 8
     assert "break_lamp" not in (tmp_path / "log").read_text()
     again = mcpagent(*words, "--overwrite", cwd=tmp_path)
-    assert again.returncode == 0, "what was answered once is remembered"
+    assert again.returncode == 0, "the guess that was taken is remembered"
 
 
 @pytest.mark.system
