@@ -16,7 +16,6 @@ from mcpagent.config.environment import environment, resource_path, resource_roo
 from mcpagent.config.resolve import (
     ENVIRONMENT,
     KNOWN_KEYS,
-    NO_BITSANDBYTES,
     Layer,
     Setting,
     fold,
@@ -96,8 +95,6 @@ def load_train_config(
     given = {".".join(key): setting.entry for key, setting in settings.items()}
     notes = (*from_files.notes, *from_options.notes, *from_environment.notes, *_idle_notes(config, given))
     notes = (*notes, *folding_notes, *_notes_of_marks(settings))
-    if for_training and environment().get(NO_BITSANDBYTES, "").lower() in ("1", "true", "yes", "on"):
-        notes = (*notes, _on_bitsandbytes(config))
     return LoadedConfig(
         config=config,
         notes=notes,
@@ -128,16 +125,6 @@ def _environment_layer(settings: dict[Key, Setting], *, explicit: Collection[Key
     layer = resolve_entries(entries)
     layer.notes += [f"{entry.where}: {entry.dotted} is {entry.value}" for entry in entries]
     return layer
-
-
-def _on_bitsandbytes(config: TrainConfig) -> str:
-    if config.finetune.mode == "qlora":
-        return (
-            f"{NO_BITSANDBYTES} has no effect: finetune.mode is qlora, whose 4-bit weights need bitsandbytes"
-        )
-    return (
-        f"{NO_BITSANDBYTES} needs nothing here: finetune.mode {config.finetune.mode} never uses bitsandbytes"
-    )
 
 
 def dump_config(config: TrainConfig) -> str:

@@ -91,16 +91,6 @@ NO_EFFECT: dict[str, NoEffect] = {
     ),
     "rollout.return_token_logprobs": NoEffect("training always takes the sampler's logprobs", silent=True),
     "vllm.enabled": NoEffect("rollout.backend chooses the engine"),
-    "tools.transport": NoEffect(
-        "the built-in servers run in this process; a file of servers with `mcpagent serve NAME` runs them as "
-        "processes",
-        silent="memory",
-    ),
-    "tools.sandbox": NoEffect(
-        "python takes the best sandbox that works; `mcpagent serve python --sandbox` in a file of servers "
-        "takes another",
-        silent="auto",
-    ),
 }
 ONLY_VALUES: dict[str, OnlyValue] = {
     "rollout.top_k": OnlyValue(0, "to cut the tail where nothing is trained, use rollout.top_p"),
@@ -113,7 +103,6 @@ ENVIRONMENT: dict[str, str] = {
     "WANDB_PROJECT": "tracking.project",
     "WANDB_MODE": "tracking.mode",
 }
-NO_BITSANDBYTES = "DISABLE_BITSANDBYTES"
 # A familiar rollout file may hold its keys without the leading `rollout`.
 BARE_ROLLOUT_KEYS = frozenset(
     {

@@ -280,48 +280,44 @@ def _object(value: Any, where: str) -> JsonObject:
 
 def _array(raw: bytearray, path: Path, *, line: int) -> Iterator[Located]:
     """Decode the objects of a JSON array one after another; its opening bracket is on `line`."""
-    counted = 0
-
-    def line_of(position: int) -> int:
-        """Return the line of a character that is not before the last one that was asked for."""
-        nonlocal counted, line
-        line, counted = line + text.count("\n", counted, position), position
-        return line
-
-    def fault(position: int, message: str, *, shows: bool = False) -> UserError:
-        shown = shown_value(text[position : position + 40]) if shows else ""
-        return UserError(message + shown, where=f"{path}:{line_of(position)}", remedy="fix the file there")
-
-    def after_spaces(position: int) -> int:
-        match = _SPACES.match(text, position)
-        assert match is not None  # it matches nothing too
-        if match.end() == len(text):
-            raise fault(match.end(), "the array has no end")
-        return match.end()
-
+    position = counted = 0
+    text, problem = "", None
     try:
         text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        text = raw[: error.start].decode("utf-8")
-        raise fault(len(text), "is not UTF-8 text") from None
-    position = after_spaces(1)
-    is_next = text[position] != "]"
-    while is_next:
-        if text[position] != "{":
-            raise fault(position, "a record is a JSON object, but this is ", shows=True)
-        try:
+        position = _next_place(text, 1)
+        is_next = text[position] != "]"
+        while is_next:
+            line, counted = line + text.count("\n", counted, position), position
             record, end = _DECODER.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            raise fault(min(error.pos, len(text)), f"broken JSON, {error.msg}: ", shows=True) from None
-        except ValueError as error:
-            raise fault(position, f"broken JSON: {error}") from None
-        except RecursionError:
-            raise fault(position, "the value is nested too deeply") from None
-        yield Located(line_of(position), record)
-        position = after_spaces(end)
-        if is_next := text[position] == ",":
-            position = after_spaces(position + 1)
-    if text[position] != "]":
-        raise fault(position, "broken JSON, expected a comma or ] but found ", shows=True)
-    if rest := text[position + 1 :].strip(" \t\r\n"):
-        raise fault(text.index(rest[0], position + 1), "there is more after the array: ", shows=True)
+            yield Located(line, _object(record, f"{path}:{line}"))
+            position = _next_place(text, end)
+            if is_next := text[position] == ",":
+                position = _next_place(text, position + 1)
+        if text[position] != "]":
+            problem = f"broken JSON, expected a comma or ] but found {shown_value(text[position:][:40])}"
+        elif rest := text[position + 1 :].strip(" \t\r\n"):
+            position = text.index(rest[0], position + 1)
+            problem = f"there is more after the array: {shown_value(rest[:40])}"
+    except IndexError:
+        position, problem = len(text), "the array has no end"
+    except UnicodeDecodeError as error:
+        text, position = raw[: error.start].decode("utf-8"), error.start
+        problem = "is not UTF-8 text"
+    except json.JSONDecodeError as error:
+        position = error.pos
+        found = text[position : position + 40]
+        problem = f"broken JSON, {error.msg}: {shown_value(found)}" if found else "the array has no end"
+    except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
+        problem = f"broken JSON: {error}"
+    except RecursionError:
+        problem = "the value is nested too deeply"
+    if problem is not None:
+        line += text.count("\n", counted, position)
+        raise UserError(problem, where=f"{path}:{line}", remedy="fix the file there")
+
+
+def _next_place(text: str, position: int) -> int:
+    """Return the place of the next character that is no space, or the length of the text."""
+    match = _SPACES.match(text, position)
+    assert match is not None  # it matches nothing too
+    return match.end()

@@ -14,7 +14,6 @@ VARIABLES = (
     "WANDB_PROJECT",
     "WANDB_ENTITY",
     "WANDB_MODE",
-    "DISABLE_BITSANDBYTES",
 )
 TRACKED = "tracking.backends=[wandb, weave]"
 
@@ -84,12 +83,3 @@ def test_a_resumed_run_keeps_what_it_began_with(tmp_path: Path, monkeypatch: pyt
     began.write_text("device: auto\n")
     monkeypatch.setenv("DEVICE_TYPE", "cpu")
     assert load_train_config(inherited=began).config.device == "auto"
-
-
-@pytest.mark.parametrize("mode", ["lora", "qlora"])
-def test_what_has_no_meaning_any_more_is_noted(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISABLE_BITSANDBYTES", "1")
-    chosen = [f"finetune.mode={mode}", "rollout.backend=hf"]
-    notes = [note for note in load_train_config([], chosen).notes if "DISABLE_BITSANDBYTES" in note]
-    assert len(notes) == 1 and mode in notes[0]
-    assert not any("BITSANDBYTES" in note for note in load_train_config([], [], for_training=False).notes)

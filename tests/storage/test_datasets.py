@@ -163,7 +163,7 @@ GOOD, OTHER = json.dumps(record(1)), json.dumps(record(2))
         ("a.json", '[{"a": ' + "9" * 5000 + "}]", 1, "Exceeds the limit"),
         ("a.jsonl", GOOD[:-1], 1, "broken JSON"),
         ("a.json", f"[{GOOD},\n{OTHER},\n\n{{'a': 1}}]", 4, "broken JSON, Expecting property name"),
-        ("a.json", f"[{GOOD}\n,\n\n3]", 4, "a record is a JSON object, but this is '3]'"),
+        ("a.json", f"[{GOOD}\n,\n\n3]", 4, "a record is a JSON object, but this is 3"),
         ("a.json", f"[{GOOD}\n{GOOD}]", 2, "expected a comma or ]"),
         ("a.json", f"[{GOOD},\n", 2, "the array has no end"),
         ("a.json", f"[{GOOD[:-30]}", 1, "broken JSON, Unterminated string"),
