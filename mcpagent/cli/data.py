@@ -39,6 +39,7 @@ _Out = Annotated[
         show_default=False,
     ),
 ]
+_SIMILAR = 0.8  # Jaccard similarity of the questions from which two tasks are one
 _Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 
 
@@ -182,12 +183,6 @@ def dedupe(
             show_default=False,
         ),
     ],
-    threshold: Annotated[
-        float,
-        typer.Option(
-            min=0.1, max=1, help="Jaccard similarity of the questions from which two tasks are one."
-        ),
-    ] = 0.8,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -207,7 +202,7 @@ def dedupe(
     refuse_existing(out, overwrite=overwrite)
     write_servers(carry_servers(file, out.parent, overwrite=overwrite))
     report = DedupeReport()
-    write_jsonl(out, distinct_tasks(file, threshold=threshold, report=report))
+    write_jsonl(out, distinct_tasks(file, threshold=_SIMILAR, report=report))
     console.print_blocks(
         {**report.as_json(), "path": str(out)},
         [

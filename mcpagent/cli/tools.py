@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import sys
 import textwrap
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcpagent.cli.options import Json, Servers, command_app, group_app
-from mcpagent.core.hidden_text import printable
 from mcpagent.errors import UserError
 from mcpagent.servers.names import UpstreamKind
 from mcpagent.servers.sandbox.contract import SandboxKind
@@ -210,7 +208,7 @@ def bench_tool(
         allow_writes=allow_writes,
         console=console,
     )
-    console.print_blocks(outcome, _measured(outcome, console))
+    console.print_blocks(outcome, _measured(outcome))
     if outcome.calls < outcome.planned:
         raise KeyboardInterrupt(f"{outcome.calls} of {outcome.planned} calls are measured")
     if outcome.failures:
@@ -227,14 +225,14 @@ def _print_server(server: ListedServer, renamed: Mapping[str, str], console: Con
     for spec in server.tools:
         effect = "reads" if spec.annotations.read_only else "writes"
         seen_as = f" -> {renamed[spec.dotted]}" if spec.dotted in renamed else ""
-        console.say(_fitted(f"  {effect:<8}{_signature(spec)}{seen_as}", console))
+        console.say(f"  {effect:<8}{_signature(spec)}{seen_as}", indent=len(_INDENT) + 2)
         summary = spec.description.strip().partition("\n")[0]
         if summary:
-            console.say(_fitted(_INDENT + summary, console, lines=1))
+            console.say(_INDENT + summary, indent=len(_INDENT) + 2)
     console.say("")
 
 
-def _measured(outcome: BenchOutcome, console: Console) -> Iterator[Block]:
+def _measured(outcome: BenchOutcome) -> Iterator[Block]:
     from mcpagent.console import Facts
 
     def shown(value: float | None, scale: float, unit: str) -> str:
@@ -259,7 +257,7 @@ def _measured(outcome: BenchOutcome, console: Console) -> Iterator[Block]:
         ]
     )
     if outcome.first_failure is not None:
-        yield _fitted(f"  the first   {outcome.first_failure}", console)
+        yield f"  the first   {outcome.first_failure}"
 
 
 def _signature(spec: ToolSpec) -> str:
@@ -268,22 +266,6 @@ def _signature(spec: ToolSpec) -> str:
     names = spec.input_schema.get("properties", {})
     arguments = ", ".join(name if name in required else f"[{name}]" for name in names)
     return f"{spec.dotted}({arguments})"
-
-
-def _fitted(line: str, console: Console, *, lines: int | None = None) -> str:
-    """Return a line wrapped to the terminal; for another program, as it is."""
-    if not console.is_terminal:
-        return line
-    return textwrap.fill(
-        " ".join(printable(line).split("\n")),
-        width=shutil.get_terminal_size().columns,
-        subsequent_indent=_INDENT + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-        max_lines=lines,
-        placeholder=" …",
-    )
 
 
 def _read_arguments(argument: str) -> dict[str, Any]:

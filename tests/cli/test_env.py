@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.env.world import make_task
 from tests.run.world import TRAIN, dataset, samples, with_id
-from tests.running import mcpagent, refused
+from tests.running import mcpagent
 from tests.tools.servers.files import servers_file
 
 
@@ -28,15 +28,6 @@ def test_a_failing_task_exits_1_and_is_named(tmp_path: Path) -> None:
     assert "mcpagent rollout --policy empty --data FILE --out FILE" in done.stdout
     assert "  silence-will-do: an empty policy fails" in done.stdout
     assert "Traceback" not in done.stderr
-
-
-def test_a_missing_dataset_or_server_file_is_one_message(tmp_path: Path) -> None:
-    assert "nothing.jsonl: there is no such file" in refused(
-        mcpagent("env", "check", "--data", "nothing.jsonl", cwd=tmp_path)
-    )
-    assert "nowhere.json: cannot read it" in refused(
-        mcpagent("env", "check", "--servers", "nowhere.json", cwd=tmp_path)
-    )
 
 
 def test_servers_that_share_what_episodes_write_are_named_with_what_to_set(tmp_path: Path) -> None:

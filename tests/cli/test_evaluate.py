@@ -16,7 +16,7 @@ from mcpagent.core.records import Metric
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
 from tests.run.world import SHORT, TRAIN, config, samples
-from tests.running import mcpagent, refused
+from tests.running import mcpagent
 
 
 @pytest.fixture(scope="module")
@@ -83,31 +83,6 @@ def test_eval_model_and_compare_are_readable(tiny_checkpoint: Path, tmp_path: Pa
     document = json.loads(in_process.invoke(app, ["compare", str(out), str(out), "--json"]).stdout)
     assert {"a", "b", "difference", "p_value", "wins", "losses", "ties", "verdict"} <= set(document)
     assert document["difference"]["value"] == 0.0
-
-
-def test_what_is_no_checkpoint_is_one_message_and_nothing_is_written(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    options = ("--data", TRAIN, "--out", "out/eval.json")
-    assert "folder: is neither a checkpoint" in refused(
-        mcpagent("eval", "checkpoint", "folder", *options, cwd=tmp_path)
-    )
-    assert "absent: there is no such checkpoint or run folder" in refused(
-        mcpagent("eval", "model", "absent", *options, cwd=tmp_path)
-    )
-    assert "a.json: there is no such file" in refused(
-        mcpagent("eval", "compare", "a.json", "b.json", cwd=tmp_path)
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_a_damaged_checkpoint_is_one_message(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(tiny_checkpoint, broken)
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    options = ("--data", TRAIN, "--out", tmp_path / "eval.json")
-    assert "cut short or damaged" in refused(mcpagent("eval", "checkpoint", broken, *options))
-    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
 
 def temperature(*, samples: int = 1, given: float | None = None, settings: tuple[str, ...] = ()) -> float:

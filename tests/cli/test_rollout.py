@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from mcpagent.storage.trajectories import read_trajectories
 from tests.run.world import TRAIN, nonces
-from tests.running import mcpagent, refused
+from tests.running import mcpagent
 
 
 def test_one_json_document_is_on_stdout_and_the_file_where_it_says(tmp_path: Path) -> None:
@@ -42,25 +41,6 @@ def test_people_see_a_table_the_calls_and_the_files(tmp_path: Path) -> None:
     assert "ended by  answered 12" in done.stdout
     assert "calls     0 answered by servers" in done.stdout
     assert f"written   {out}" in done.stdout
-
-
-def test_what_the_user_must_fix_is_one_message_and_nothing_is_written(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("\n")
-    lines = TRAIN.read_text().splitlines()
-    (tmp_path / "broken.jsonl").write_text("\n".join([lines[0], lines[1][:40], lines[2]]))
-    script = Path(__file__).parents[1] / "tools" / "servers" / "echo.py"
-    echo = {"mcpServers": {"echo": {"command": sys.executable, "args": [str(script)]}}}
-    (tmp_path / "mcp.json").write_text(json.dumps(echo))
-    before = sorted(tmp_path.iterdir())
-
-    def message(*arguments: str) -> str:
-        out = ("--out", "out/x.jsonl.zst")
-        return refused(mcpagent("rollout", "--policy", "gold", *out, *arguments, cwd=tmp_path))
-
-    assert "broken.jsonl:2: " in message("--data", "broken.jsonl")
-    assert "empty.jsonl: the dataset holds no task" in message("--data", "empty.jsonl")
-    assert "which no running server has" in message("--data", str(TRAIN), "--servers", "mcp.json")
-    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_an_error_is_a_json_document_too(tmp_path: Path) -> None:

@@ -17,13 +17,6 @@ def _made_with(catalog: str) -> list[Task]:
     ]
 
 
-def test_tools_that_changed_since_the_dataset_are_noted() -> None:
-    with open_tools(config().tools) as tools:
-        note = catalog_note(_made_with("0123456789abcdef"), tools.pool)
-    assert note is not None
-    assert "0123456789ab then" in note
-
-
 def test_tools_that_changed_since_the_dataset_are_refused_where_the_user_asks_for_it() -> None:
     with open_tools(config("tools.on_catalog_change=refuse").tools) as tools:
         assert catalog_note(_made_with(tools.pool.catalog_hash), tools.pool) is None

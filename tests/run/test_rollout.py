@@ -24,7 +24,6 @@ from tests.run.world import (
     nonces,
     samples,
     task_calling,
-    with_id,
 )
 
 
@@ -153,14 +152,6 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_played(
         played(tmp_path / "file" / "x.jsonl", data=Path("missing.jsonl"))
     with pytest.raises(UserError, match="is a folder"):
         played(tmp_path, data=Path("missing.jsonl"))
-
-
-def test_two_tasks_of_one_id_are_refused(tmp_path: Path) -> None:
-    one, two = samples(count=2)
-    path = dataset(tmp_path / "tasks.jsonl", [one, with_id(two, one.id)])
-    with pytest.raises(UserError, match="occurs twice") as refused:
-        played(tmp_path / "x", data=path)
-    assert (refused.value.where, refused.value.remedy is None) == (str(path), False)
 
 
 def test_tools_that_differ_from_the_datasets_are_noted(
