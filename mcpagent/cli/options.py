@@ -201,6 +201,7 @@ class ConfigOptions:
         set) remembers of its servers, unless the command `has_data` not, then `--set`, then the options.
         Raises UserError."""
         from mcpagent.run.episodes import load_for_dataset
+        from mcpagent.run.policies import config_of_run
 
         files, defaults = self.files or (), list[str]()
         run_config = None if files or policy is None else config_of_run(policy)
@@ -234,18 +235,6 @@ def settings_of(options: dict[str, Any]) -> list[str]:
     """Return what the options set, as `--set` would; those that are None were not given."""
     # A JSON text is a YAML text too, whatever characters a path holds.
     return [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
-
-
-def config_of_run(policy: str) -> Path | None:
-    """Return the settings file of the run that a policy is a checkpoint of, if it is. Raises UserError."""
-    from mcpagent.run.policies import SCRIPTED
-    from mcpagent.storage.checkpoints import find_model, run_of
-
-    if policy in SCRIPTED or policy.startswith("openai:"):
-        return None
-    checkpoint = find_model(policy)
-    run = None if checkpoint is None else run_of(checkpoint.path)
-    return None if run is None else run.config_path
 
 
 def _sets_temperature(settings: Sequence[str]) -> bool:

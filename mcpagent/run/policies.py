@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mcpagent.config.named_parts import is_built
@@ -24,7 +25,7 @@ from mcpagent.rollout.collector import AgentSettings
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.api_models import budget_of, open_asked
 from mcpagent.run.judge import OpenedJudge, open_judge
-from mcpagent.storage.checkpoints import find_model
+from mcpagent.storage.checkpoints import find_model, run_of
 from mcpagent.storage.lineage import model_identity
 from mcpagent.storage.packages import require
 from mcpagent.tools.io_thread import IOThread
@@ -55,6 +56,15 @@ def refuse_policy(name: str) -> None:
     """Raise UserError for what is wrong with a policy, as far as it can be told before servers start."""
     if name not in SCRIPTED and not name.startswith(PREFIX) and (checkpoint := find_model(name)) is not None:
         weight_files(checkpoint.path)
+
+
+def config_of_run(policy: str) -> Path | None:
+    """Return the settings file of the run that a policy is a checkpoint of, if it is. Raises UserError."""
+    if policy in SCRIPTED or policy.startswith(PREFIX):
+        return None
+    checkpoint = find_model(policy)
+    run = None if checkpoint is None else run_of(checkpoint.path)
+    return None if run is None else run.config_path
 
 
 @contextmanager

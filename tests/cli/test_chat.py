@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.cli.chat import asks_for_line
 from mcpagent.config.loader import load_train_config
+from mcpagent.run.chat import asks_for_line
 from tests.llm.service import API_KEY, Answer, Received, says, service
 from tests.running import mcpagent, refused
 
