@@ -15,6 +15,7 @@ from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
     from mcpagent.config.dataset_servers import DatasetServers
+    from mcpagent.config.schema import ToolsConfig
     from mcpagent.synth.datasets.describe import DatasetCounts
     from mcpagent.synth.dependent.convert import Conversion
 
@@ -64,11 +65,12 @@ def convert(
     if execute and servers is None:
         raise UserError("--execute needs servers to run the plans on", remedy="add --servers mcp.json")
     refuse_existing(out, overwrite=overwrite)
-    remembered = _remembered(servers, out, console)
+    tools = None if servers is None else _tools(servers)
+    remembered = _remembered(tools, out, console)
     if remembered is not None:
         check_dataset_servers(remembered, overwrite=overwrite)
     with locked_file(out):
-        conversion = asyncio.run(_convert(spec, servers, console, execute=execute))
+        conversion = asyncio.run(_convert(spec, tools, console, execute=execute))
         for note in conversion.notes:
             console.note(f"note: {note}")
         for fault in conversion.faults:
@@ -92,31 +94,37 @@ def convert(
     _report(conversion, counts, console, out=out, rejects=rejects if conversion.faults else None)
 
 
-def _remembered(servers: str | None, out: Path, console: Console) -> DatasetServers | None:
-    """Return what the folder of `out` is to remember; None if no servers are named."""
-    from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
+def _tools(servers: str) -> ToolsConfig:
     from mcpagent.config.schema import ToolsConfig
     from mcpagent.servers.names import BUILTIN_NAMES
+    from mcpagent.tools.setup import note_named
 
-    if servers is None:
+    if servers == _BUILTIN:
+        return ToolsConfig(builtin=BUILTIN_NAMES, limited=False)
+    note_named(Path(servers))
+    return ToolsConfig(servers=servers)
+
+
+def _remembered(tools: ToolsConfig | None, out: Path, console: Console) -> DatasetServers | None:
+    """Return what the folder of `out` is to remember; None if no servers are named."""
+    from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
+
+    if tools is None:
         if (path := out.parent / FILE_NAME).is_file():
             console.note(f"{path} stays as it is: it will be used for these tasks too")
         return None
-    is_builtin = servers == _BUILTIN
-    tools = ToolsConfig(builtin=BUILTIN_NAMES, limited=False) if is_builtin else ToolsConfig(servers=servers)
     return DatasetServers.of(out.parent, tools)
 
 
-async def _convert(spec: Path, servers: str | None, console: Console, *, execute: bool) -> Conversion:
-    from mcpagent.cli.options import chosen_servers
+async def _convert(spec: Path, tools: ToolsConfig | None, console: Console, *, execute: bool) -> Conversion:
     from mcpagent.synth.dependent.convert import convert_spec, execute_plans
     from mcpagent.synth.tasks.run import CallCache
     from mcpagent.tools.pool import ToolPool
+    from mcpagent.tools.setup import configured_servers
 
-    if servers is None:
+    if tools is None:
         return convert_spec(spec, catalog=None)
-    path = None if servers == _BUILTIN else Path(servers)
-    async with ToolPool(chosen_servers(path, console=console, limited=False)) as pool:
+    async with ToolPool(configured_servers(tools, on_note=console.note)) as pool:
         conversion = convert_spec(spec, catalog=pool.tools)
         return await execute_plans(conversion, CallCache(pool)) if execute else conversion
 

@@ -243,27 +243,12 @@ def _sets_temperature(settings: Sequence[str]) -> bool:
 
 
 def chosen_servers(
-    path: Path | None,
-    *,
-    console: Console,
-    data: Path | None = None,
-    limited: bool = True,
-    builtin: Sequence[str] = BUILTIN_NAMES,
+    path: Path | None, *, console: Console, data: Path | None = None
 ) -> Sequence[ServerConfig]:
-    """Return the servers of an mcp.json, else those that the folder of `data` remembers, else the built-in
-    ones (`limited` or full). Raises UserError."""
-    from mcpagent.run.episodes import load_for_dataset
-    from mcpagent.servers.provider import builtin_servers
-    from mcpagent.tools.servers_config import load_servers
-    from mcpagent.tools.setup import configured_servers, note_named
+    """Return the servers of an mcp.json, else those that the folder of `data` remembers, else all built-in
+    ones. Raises UserError."""
+    from mcpagent.tools.setup import configured_servers
 
-    if path is None and data is not None:
-        tools = load_for_dataset(data=data, split=None, note=console.note, for_training=False).config.tools
-        return configured_servers(tools, on_note=console.note)
-    if path is None:
-        return builtin_servers(builtin, limited=limited)
-    loaded = load_servers(path)
-    note_named(path)
-    for note in loaded.notes:
-        console.note(f"{path}: {note}")
-    return loaded.servers
+    builtin = () if path is not None or data is not None else settings_of({"tools.builtin": BUILTIN_NAMES})
+    options = ConfigOptions(servers=path, settings=[*builtin])
+    return configured_servers(options.config(console, data=data, has_data=False).tools, on_note=console.note)
