@@ -44,9 +44,7 @@ class DatasetServers:
     sha256: str | None = None
 
     @classmethod
-    def of(
-        cls, folder: Path, tools: ToolsConfig, *, rollout: Mapping[str, Any] | None = None
-    ) -> DatasetServers:
+    def of(cls, folder: Path, tools: ToolsConfig) -> DatasetServers:
         """Return what `folder` is to remember of the servers that were used."""
         given = tools.model_dump(mode="json", exclude=set(_NOT_KEPT), exclude_defaults=True)
         if tools.servers is None:  # the defaults of a later version may be others
@@ -58,7 +56,7 @@ class DatasetServers:
             path=folder / FILE_NAME,
             settings={
                 key: str(Path(value).resolve()) if _is_path(key) else value
-                for key, value in _leaves({"tools": given, "rollout": dict(rollout or {})})
+                for key, value in _leaves({"tools": given})
             },
             servers=servers,
             sha256=None if servers is None else _sha256(servers),
