@@ -43,10 +43,9 @@ def chat(
     """
     if as_json and once is None:
         raise UserError("--json is for one question", remedy='add --once "QUESTION"')
-    from mcpagent.run.chat import check_partner, open_conversation
+    from mcpagent.run.chat import open_conversation
 
     console = Console(is_json=as_json)
-    check_partner(model)
     options = ConfigOptions(servers=servers, settings=settings, default_temperature=0.0)
     config = options.config(console, policy=model, has_data=False)
     is_asked = once is None and sys.stdin.isatty()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
@@ -25,15 +25,6 @@ from mcpagent.tools.setup import Tools, open_tools
 _NOT_ALLOWED = "the user did not allow this call"
 
 
-def check_partner(model: str) -> None:
-    """Raise UserError for a model that cannot be talked to, as far as it can be told at once."""
-    if model in SCRIPTED:
-        raise UserError(
-            f"{model} is a script, which cannot be talked to", remedy="name a run, a folder or a hub id"
-        )
-    refuse_policy(model)
-
-
 @contextmanager
 def open_conversation(
     config: TrainConfig,
@@ -44,16 +35,19 @@ def open_conversation(
 ) -> Iterator[Conversation]:
     """Start the servers and load the model. `allows` is shown each call and its tool (None: there is no such
     tool), and says whether the call is made; `note` gets what comes back. Raises UserError."""
+    if model in SCRIPTED:
+        raise UserError(
+            f"{model} is a script, which cannot be talked to", remedy="name a run, a folder or a hub id"
+        )
+    refuse_policy(model)
     with (
         open_tools(config.tools, on_note=note) as tools,
         open_policy(model, tasks=(), config=config, slots=1, io=tools.io, on_note=note) as ready,
     ):
         line = asks_for_line(model, config)
-        conversation = Conversation(tools, ready, config, answer_line=line, allows=allows, note=note)
-        try:
+        made = Conversation(tools, ready, config, answer_line=line, allows=allows, note=note)
+        with closing(made) as conversation:
             yield conversation
-        finally:
-            conversation.close()
 
 
 def asks_for_line(model: str, config: TrainConfig) -> bool:
