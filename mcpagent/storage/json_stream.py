@@ -305,8 +305,8 @@ def _array(raw: bytearray, path: Path, *, line: int) -> Iterator[Located]:
         problem = "is not UTF-8 text"
     except json.JSONDecodeError as error:
         position = error.pos
-        found = text[position : position + 40]
-        problem = f"broken JSON, {error.msg}: {shown_value(found)}" if found else "the array has no end"
+        piece = text[position : position + 40]
+        problem = f"broken JSON, {error.msg}: {shown_value(piece)}" if piece else "the array has no end"
     except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
         problem = f"broken JSON: {error}"
     except RecursionError:
