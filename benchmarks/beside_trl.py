@@ -164,14 +164,16 @@ async def _sample(
 _QUESTION, _COMPLETION = 64, 160  # tokens
 _ATTEMPTS = 8
 _WARMED_UP = 2048  # tool tokens from which what a first step costs in addition is nothing to speak of
-_PASS_TOKENS = 40_000  # of TRL's micro batches, whose memory grows with them
 
 
-def beside(folder: Path, tool_tokens: int, *, prompts: int, dtype: str, python: str) -> dict[str, Any]:
+def beside(
+    folder: Path, tool_tokens: int, *, prompts: int, dtype: str, python: str, pass_tokens: int
+) -> dict[str, Any]:
     """One update of the model in `folder`/model behind `tool_tokens`, by mcpagent and by TRL: CPU seconds and
-    peaks of both, in this order, and ours as a share of TRL's."""
+    peaks of both, in this order, and ours as a share of TRL's, whose micro batches have at most
+    `pass_tokens`, since their memory grows with them."""
     ours = _update_of_ours(folder, tool_tokens, prompts, dtype)
-    theirs = _update_of_trl(folder, tool_tokens, prompts, dtype, python)
+    theirs = _update_of_trl(folder, tool_tokens, prompts, dtype, python, pass_tokens)
     return {
         "tool_tokens": tool_tokens,
         "attempts": prompts * _ATTEMPTS,
@@ -198,13 +200,15 @@ def _update_of_ours(folder: Path, tool_tokens: int, prompts: int, dtype: str) ->
     return _last_line([sys.executable, "-m", "benchmarks.update", "--json", *options])
 
 
-def _update_of_trl(folder: Path, tool_tokens: int, prompts: int, dtype: str, python: str) -> dict[str, Any]:
+def _update_of_trl(
+    folder: Path, tool_tokens: int, prompts: int, dtype: str, python: str, pass_tokens: int
+) -> dict[str, Any]:
     rng, length = random.Random(0), tool_tokens + _QUESTION
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     work = {
         "prompts": _prompts(tokenizer, prompts, length, shared=tool_tokens),
         "attempts": _ATTEMPTS,
-        "micro_batch": next(n for n in (8, 4, 2, 1) if n == 1 or n * (length + _COMPLETION) <= _PASS_TOKENS),
+        "micro_batch": next(n for n in (8, 4, 2, 1) if n == 1 or n * (length + _COMPLETION) <= pass_tokens),
         "tokens": _COMPLETION,
         "completions": [
             [rng.randrange(300, 4000) for _ in range(_COMPLETION)] for _ in range(prompts * _ATTEMPTS)
@@ -233,7 +237,14 @@ def _rows(folder: Path, options: argparse.Namespace, python: str) -> Iterator[di
     else:
         (folder / "model").symlink_to(options.model.resolve())
     for tokens in options.tool_tokens:
-        yield beside(folder, tokens, prompts=options.prompts, dtype=options.dtype, python=python)
+        yield beside(
+            folder,
+            tokens,
+            prompts=options.prompts,
+            dtype=options.dtype,
+            python=python,
+            pass_tokens=options.pass_tokens,
+        )
 
 
 def main() -> None:
@@ -244,6 +255,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a folder; else the tiny shape with random weights")
     parser.add_argument("--dtype", default="float32", help="of the weights")
     parser.add_argument("--prompts", type=int, default=8, help="tasks, each with 8 attempts")
+    parser.add_argument(
+        "--pass-tokens", type=int, default=40_000, help="at most, of TRL's micro batches: they take memory"
+    )
     options = parser.parse_args()
     python = trl_python()
     if python is None:
