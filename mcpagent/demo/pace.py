@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -57,14 +56,13 @@ def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int,
     demonstrations, played = job.warm.training.batch_size, round(turns)
     warm = _with(job.warm, training={"max_steps": 1}, data={"max_tasks": demonstrations})
     supervised = _timed(warm, place / "warm_start", on_part)
-    # All episodes of a batch wait for the longest turn, which is about twice as long as the mean.
-    longest = math.ceil(2 * supervised.tokens / (demonstrations * turns))
     grpo = _with(
         job.grpo,
         model={"name": str(supervised.checkpoint)},
         training={"max_steps": 1},
         reward={"control": "random"},
-        rollout={"max_steps_per_episode": played, "max_new_tokens": longest},
+        # All episodes of a batch wait for the longest turn.
+        rollout={"max_steps_per_episode": played, "max_new_tokens": supervised.longest_turn},
     )
     if not is_shaped:
         batch, group = MEASURED.get(resolve_device(grpo.device).type, SHAPES[0])
@@ -78,6 +76,7 @@ def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int,
         load_s=step.load_s,
         episodes=grpo.training.batch_size * grpo.rollout.group_size,
         untrained_ratio=_WORDY * max(1.0, limit / played),
+        longest_turn=supervised.longest_turn,
     )
 
 
@@ -86,7 +85,7 @@ class _Timed:
     load_s: float
     rollout_s: float
     update_s: float
-    tokens: int  # that the step trained on
+    longest_turn: int  # tokens, of what a supervised step trained on; 0 of a step of GRPO
     checkpoint: Path
 
 
@@ -119,7 +118,7 @@ def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int],
         load_s=times["ended"] - times["began"] - (times["stepped"] - times["started"]),
         rollout_s=sampled - times["started"],
         update_s=times["stepped"] - sampled,
-        tokens=outcome.metrics["tokens"],
+        longest_turn=outcome.metrics.get("longest_turn", 0),
         checkpoint=outcome.last_checkpoint,
     )
 

@@ -30,7 +30,6 @@ _WARM_START = [
 _GRPO = [
     "optimization.learning_rate=1e-4",
     "training.save_frequency=5",
-    "rollout.max_new_tokens=128",
     "rollout.num_envs=32",
 ]
 # Prompts of a step and attempts at each, the largest first; the one that is measured, by device.
@@ -41,6 +40,7 @@ _LEAST_STEPS = 8
 _SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longest turn, however many play
 _WARM_SHARE, _WARM_STEPS = 1 / 4, (8, 48)  # of the minutes, for so many supervised steps
 _EVALUATION_SHARE = 0.2  # of the minutes, for the three evaluations together
+_LEAST_NEW_TOKENS = 128  # of a turn; twice the longest that few demonstrations show, if that is more
 _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
 
 ABOUT = (
@@ -82,7 +82,8 @@ class Pretrained:
 class Pace:
     """Seconds of one step on this machine: supervised, and of GRPO with `episodes` episodes of about as many
     turns and tokens as the demonstrations have; `load_s` is what it takes to begin. An episode of the
-    untrained model, which often repeats a call until its turns are spent, takes `untrained_ratio` as long."""
+    untrained model, which often repeats a call until its turns are spent, takes `untrained_ratio` as long.
+    `longest_turn` is the tokens of the longest turn that was seen in demonstrations."""
 
     supervised_s: float
     rollout_s: float
@@ -90,6 +91,7 @@ class Pace:
     load_s: float
     episodes: int
     untrained_ratio: float
+    longest_turn: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,7 @@ class Plan:
     group_size: int
     steps: int
     eval_tasks: int
+    max_new_tokens: int
     seconds: Mapping[str, float]
 
     @property
@@ -116,6 +119,7 @@ class Plan:
             f"rollout.group_size={self.group_size}",
             f"training.max_steps={self.steps}",
             f"training.eval_tasks={self.eval_tasks}",
+            f"rollout.max_new_tokens={self.max_new_tokens}",
             f"budget.wall_s={over:.0f}",
         ]
         return {"warm_start": [f"training.max_steps={self.warm_steps}"], "grpo": grpo}
@@ -176,5 +180,6 @@ def fit(
         group_size=group,
         steps=steps[shape],
         eval_tasks=eval_tasks,
+        max_new_tokens=max(_LEAST_NEW_TOKENS, 2 * pace.longest_turn),
         seconds=seconds,
     )

@@ -266,6 +266,7 @@ def _update(
         **({"overflowed_steps": 1} if norm is None else {"grad_norm": norm}),
         "learning_rate_factor": factor,
         "tokens": tokens,
+        "longest_turn": max((length for sample in samples for length in sample.turn_tokens_K), default=0),
         "cpu_s": time.process_time() - started,
         "rss_mb": resident_mib(),
     }

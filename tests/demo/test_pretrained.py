@@ -21,7 +21,9 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 
 # A step of 32 episodes in 60 s, of which the half is sampling; loading takes 10 s, a supervised step 12 s.
-PACE = Pace(supervised_s=12, rollout_s=30, update_s=30, load_s=10, episodes=32, untrained_ratio=2.0)
+PACE = Pace(
+    supervised_s=12, rollout_s=30, update_s=30, load_s=10, episodes=32, untrained_ratio=2.0, longest_turn=40
+)
 SHAPES = ((16, 8), (8, 8), (4, 8), (4, 4))
 COUNTS = {"train": 40, "validation": 2, "heldout": 20}
 SHORT = ("training.max_steps=2", "training.batch_size=2", "rollout.group_size=2", "rollout.max_new_tokens=4")
@@ -70,6 +72,12 @@ def test_the_warm_start_has_as_many_steps_as_a_quarter_of_the_time_allows(
     assert plan.seconds["warm start"] == 10 + steps * supervised_s
     assert plan.settings(minutes=60)["warm_start"] == [f"training.max_steps={steps}"]
     assert f"Warm start: {steps} steps" in str(plan)
+
+
+@pytest.mark.parametrize(("longest_turn", "room"), [(40, 128), (190, 380)])
+def test_a_turn_has_room_for_twice_what_the_demonstrations_show(longest_turn: int, room: int) -> None:
+    plan = planned(60, replace(PACE, longest_turn=longest_turn))
+    assert f"rollout.max_new_tokens={room}" in plan.settings(minutes=60)["grpo"]
 
 
 def test_too_few_minutes_are_refused_with_how_many_are_enough() -> None:

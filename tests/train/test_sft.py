@@ -72,6 +72,10 @@ def run_sft(
     return records
 
 
+def sampled_runs(sample: TrainSample) -> list[str]:
+    return "".join("x" if sampled else " " for sampled in sample.loss_mask_T).split()
+
+
 def test_the_loss_is_the_mean_surprise_of_the_tokens_that_the_model_is_to_produce(
     tmp_path: Path, renderer: Renderer
 ) -> None:
@@ -80,6 +84,7 @@ def test_the_loss_is_the_mean_surprise_of_the_tokens_that_the_model_is_to_produc
     surprises = torch.cat([-full_logprobs(model, s).detach() for s in samples])
     assert record["loss"] == pytest.approx(float(surprises.mean()), rel=1e-5)
     assert record["tokens"] == len(surprises)
+    assert record["longest_turn"] == max(len(run) for s in samples for run in sampled_runs(s))
 
 
 def test_the_loss_falls_on_what_is_seen_again_and_again(tmp_path: Path, renderer: Renderer) -> None:
