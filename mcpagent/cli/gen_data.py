@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from mcpagent.servers.names import BUILTIN_NAMES
 
 if TYPE_CHECKING:
     from mcpagent.config.schema import ToolsConfig
+    from mcpagent.core.tools import ToolSpec
     from mcpagent.synth.failures import FailedTasks
 
 app = command_app()
@@ -55,7 +57,8 @@ class SourceOptions:
     yes_read_only: Annotated[
         bool,
         typer.Option(
-            "--yes-read-only", help="Of tools that do not say it, those whose names suggest it only read."
+            "--yes-read-only",
+            help="Do not ask which tools only read: take those whose names suggest it.",
         ),
     ] = False
     seed_value: SeedValue = None
@@ -234,7 +237,8 @@ def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, ll
 
 def _with_readers(tools: ToolsConfig, out: Path, console: Console, *, takes_guess: bool) -> ToolsConfig:
     """Return the settings with the tools that only read though they do not say so, if nothing names them:
-    those that the folder remembers, else those whose names suggest it."""
+    those that the folder remembers, else those whose names suggest it, which a person at a terminal is asked
+    about once."""
     from mcpagent.config.dataset_servers import read_dataset_servers
     from mcpagent.synth.explore.words import seems_to_read
     from mcpagent.tools.setup import open_tools
@@ -243,11 +247,29 @@ def _with_readers(tools: ToolsConfig, out: Path, console: Console, *, takes_gues
         return tools
     kept = read_dataset_servers(out) if out.is_dir() else None
     names = () if kept is None else tuple(kept.settings.get(("tools", "read_only"), ()))
-    if not names and takes_guess:
+    is_asked = console.is_terminal and sys.stdin.isatty() and not console.is_json
+    if not names and (takes_guess or is_asked):
         with open_tools(tools, on_note=console.note) as opened:
             silent = [spec for spec in opened.pool.tools.values() if not spec.annotations.read_only]
         names = tuple(spec.dotted for spec in silent if seems_to_read(spec))
+        if silent and not takes_guess:
+            names = _asked(silent, names, console)
     return tools.model_copy(update={"read_only": names})
+
+
+def _asked(silent: Sequence[ToolSpec], guess: tuple[str, ...], console: Console) -> tuple[str, ...]:
+    """Return which tools only read, as the person at the terminal says."""
+    console.note("These tools do not say whether they only read. Ticked are those that seem to:")
+    for spec in silent:
+        console.note(f"  [{'x' if spec.dotted in guess else ' '}] {spec.dotted}: {spec.description[:80]}")
+    answer = typer.prompt(
+        "Enter for the ticked ones, or the names of those that only read, or none",
+        default="",
+        show_default=False,
+        err=True,
+    )
+    named = tuple(name.strip() for name in answer.split(",") if name.strip())
+    return () if named == ("none",) else named or guess
 
 
 def _made(document: Mapping[str, Any]) -> Iterator[Block]:
