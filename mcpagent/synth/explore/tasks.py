@@ -43,7 +43,7 @@ from mcpagent.tools.contract import ToolProvider
 DATA_SOURCE = "synthetic/explored"
 _SPARE_TURNS = 3
 _LACKING = 3  # solvable walks for each in which nothing is to be called
-_CHANGING = 0.25  # of the walks change something, if a server can be changed
+_AT_LEAST, _AT_MOST = 0.25, 0.5  # of the walks change something, if a server can be changed
 _NO_PLAN = ("field", "right", "entity")  # what a question lacks so that it has no plan at all
 _DRAWS = 100  # walks that are looked at for one near a failed skill
 
@@ -162,7 +162,9 @@ class _WalkSource:
         return Shapes(self.learned.graph, self.facts, self.asked.weights)
 
     def next(self) -> Walk | None:
-        walk = self._change() or self._drawn()
+        walk = self._change(_AT_LEAST) or self._drawn()
+        if walk is None or walk.key in self.drawn:
+            walk = self._change(_AT_MOST)
         if walk is None or walk.key in self.drawn or not self.asked.admits(walk):
             return None
         if any(self.split_of(subject) != self.split for subject in self._subjects(walk)):
@@ -202,9 +204,9 @@ class _WalkSource:
                     return walk
         return None
 
-    def _change(self) -> Walk | None:
-        """A walk that changes something, if few did."""
-        if not self.learned.changes or self.changing > _CHANGING * (self.solvable + self.lacking):
+    def _change(self, share: float) -> Walk | None:
+        """A walk that changes something, if that is less than a share of all."""
+        if not self.learned.changes or self.changing > share * (self.solvable + self.lacking):
             return None
         return draw_change(self.learned.changes, self.facts, self.shapes.inventor.taken, self._rng())
 
