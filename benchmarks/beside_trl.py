@@ -166,17 +166,15 @@ _ATTEMPTS = 8
 _WARMED_UP = 2048  # tool tokens from which what a first step costs in addition is nothing to speak of
 
 
-def beside(
-    folder: Path, tool_tokens: int, *, prompts: int, dtype: str, python: str, pass_tokens: int
-) -> dict[str, Any]:
+def beside(folder: Path, tool_tokens: int, options: argparse.Namespace, python: str) -> dict[str, Any]:
     """One update of the model in `folder`/model behind `tool_tokens`, by mcpagent and by TRL: CPU seconds and
     peaks of both, in this order, and ours as a share of TRL's, whose micro batches have at most
-    `pass_tokens`, since their memory grows with them."""
-    ours = _update_of_ours(folder, tool_tokens, prompts, dtype)
-    theirs = _update_of_trl(folder, tool_tokens, prompts, dtype, python, pass_tokens)
+    `--pass-tokens`, since their memory grows with them."""
+    ours = _update_of_ours(folder, tool_tokens, options)
+    theirs = _update_of_trl(folder, tool_tokens, options, python)
     return {
         "tool_tokens": tool_tokens,
-        "attempts": prompts * _ATTEMPTS,
+        "attempts": options.prompts * _ATTEMPTS,
         "cpu_s": [round(side["cpu_s"], 1) for side in (ours, theirs)],
         "cpu_ratio": round(ours["cpu_s"] / theirs["cpu_s"], 3),
         "peak_mib": [side["maxrss_mib"] for side in (ours, theirs)],
@@ -185,36 +183,39 @@ def beside(
     }
 
 
-def _update_of_ours(folder: Path, tool_tokens: int, prompts: int, dtype: str) -> dict[str, Any]:
+def _update_of_ours(folder: Path, tool_tokens: int, options: argparse.Namespace) -> dict[str, Any]:
     work = {
         "model": folder / "model",
-        "dtype": dtype,
+        "dtype": options.dtype,
         "tool-tokens": tool_tokens,
-        "prompts": prompts,
+        "prompts": options.prompts,
         "group": _ATTEMPTS,
         "prompt-tokens": _QUESTION,
         "completion-tokens": _COMPLETION,
         "steps": 1,
     }
-    options = [part for name, value in work.items() for part in (f"--{name}", str(value))]
-    return _last_line([sys.executable, "-m", "benchmarks.update", "--json", *options])
+    flags = ["--json", *["--gradient-checkpointing"] * options.gradient_checkpointing]
+    flags += [part for name, value in work.items() for part in (f"--{name}", str(value))]
+    return _last_line([sys.executable, "-m", "benchmarks.update", *flags])
 
 
 def _update_of_trl(
-    folder: Path, tool_tokens: int, prompts: int, dtype: str, python: str, pass_tokens: int
+    folder: Path, tool_tokens: int, options: argparse.Namespace, python: str
 ) -> dict[str, Any]:
-    rng, length = random.Random(0), tool_tokens + _QUESTION
+    rng, prompts, length = random.Random(0), options.prompts, tool_tokens + _QUESTION
+    fitting = options.pass_tokens // (length + _COMPLETION)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     work = {
         "prompts": _prompts(tokenizer, prompts, length, shared=tool_tokens),
         "attempts": _ATTEMPTS,
-        "micro_batch": next(n for n in (8, 4, 2, 1) if n == 1 or n * (length + _COMPLETION) <= pass_tokens),
+        "micro_batch": next(n for n in (8, 4, 2, 1) if n <= max(fitting, 1)),
         "tokens": _COMPLETION,
         "completions": [
             [rng.randrange(300, 4000) for _ in range(_COMPLETION)] for _ in range(prompts * _ATTEMPTS)
         ],
-        "dtype": dtype,
+        "dtype": options.dtype,
         "device": "cpu",
+        "checkpointing": options.gradient_checkpointing,
         "steps": 1,
         "warm_up": int(tool_tokens < _WARMED_UP),
     }
@@ -237,14 +238,7 @@ def _rows(folder: Path, options: argparse.Namespace, python: str) -> Iterator[di
     else:
         (folder / "model").symlink_to(options.model.resolve())
     for tokens in options.tool_tokens:
-        yield beside(
-            folder,
-            tokens,
-            prompts=options.prompts,
-            dtype=options.dtype,
-            python=python,
-            pass_tokens=options.pass_tokens,
-        )
+        yield beside(folder, tokens, options, python)
 
 
 def main() -> None:
@@ -258,6 +252,7 @@ def main() -> None:
     parser.add_argument(
         "--pass-tokens", type=int, default=40_000, help="at most, of TRL's micro batches: they take memory"
     )
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="on both sides")
     options = parser.parse_args()
     python = trl_python()
     if python is None:

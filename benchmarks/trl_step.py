@@ -80,7 +80,7 @@ def main(folder: Path) -> None:
         num_generations=attempts,
         max_completion_length=work["tokens"],
         generation_kwargs={"min_new_tokens": work["tokens"]},
-        gradient_checkpointing=is_cuda,
+        gradient_checkpointing=work.get("checkpointing", is_cuda),
         learning_rate=1e-5,
         beta=0.0,
         max_steps=work["steps"] + warm_up,
