@@ -10,13 +10,16 @@ from itertools import count
 from pathlib import Path
 
 from mcpagent.config.schema import TrainConfig
+from mcpagent.console import Console
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo.job import QuickstartJob, parts
 from mcpagent.demo.pretrained import MEASURED, SHAPES, Pace, fit
 from mcpagent.models.load import resolve_device
+from mcpagent.run.episodes import open_episodes
 from mcpagent.run.train import Watch, train
-from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.datasets import read_tasks, spread
 
+_EVALUATED = 8  # tasks
 _WORDY = 2.0  # times as long as the demonstrations are the turns of a model that has seen none
 
 
@@ -44,10 +47,10 @@ def fitted(job: QuickstartJob) -> QuickstartJob:
 
 
 def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int, int], None]) -> Pace:
-    """Take one supervised step and one step of GRPO, of a copy that is thrown away, and time them. Its
-    episodes are as long as the demonstrations, which is what training will make of them, and its rewards are
-    drawn at random, so that there is something to update on. `is_shaped` says that the user chose the size of
-    a step."""
+    """Take one supervised step, one step of GRPO and a short evaluation, of a copy that is thrown away, and
+    time them. Its episodes are as long as the demonstrations, which is what training will make of them, and
+    its rewards are drawn at random, so that there is something to update on. `is_shaped` says that the user
+    chose the size of a step."""
     place = job.out / "pace"
     shutil.rmtree(place, ignore_errors=True)
     plans = [task.truth for task in read_tasks(job.out / "data" / "train.jsonl")]
@@ -68,6 +71,7 @@ def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int,
         batch, group = MEASURED.get(resolve_device(grpo.device).type, SHAPES[0])
         grpo = _with(grpo, training={"batch_size": batch}, rollout={"group_size": group})
     step = _timed(grpo, place / "grpo", on_part)
+    eval_s = _timed_evaluation(grpo, supervised.checkpoint, job.out / "data" / "heldout.jsonl", on_part)
     shutil.rmtree(place)
     return Pace(
         supervised_s=supervised.update_s,
@@ -75,6 +79,7 @@ def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int,
         update_s=step.update_s,
         load_s=step.load_s,
         episodes=grpo.training.batch_size * grpo.rollout.group_size,
+        eval_s=eval_s,
         untrained_ratio=_WORDY * max(1.0, limit / played),
         longest_turn=supervised.longest_turn,
     )
@@ -121,6 +126,20 @@ def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int],
         longest_turn=outcome.metrics.get("longest_turn", 0),
         checkpoint=outcome.last_checkpoint,
     )
+
+
+def _timed_evaluation(
+    config: TrainConfig, checkpoint: Path, data: Path, on_part: Callable[[str, int, int], None]
+) -> float:
+    """Seconds of an episode, of a few tasks at once. Each computes the schemas of its own tools, which the
+    attempts of a group share: behind many tools that is most of the time."""
+    with open_episodes(
+        config, policy=str(checkpoint), samples=1, console=Console(is_json=True), data=data
+    ) as opened:
+        tasks = spread(opened.tasks, _EVALUATED)
+        played, began = count(1), time.monotonic()
+        opened.play(samples=1, tasks=tasks, on_done=lambda _: on_part("evaluating", next(played), len(tasks)))
+        return (time.monotonic() - began) / len(tasks)
 
 
 def _with(config: TrainConfig, **sections: Mapping[str, object]) -> TrainConfig:

@@ -81,15 +81,17 @@ class Pretrained:
 @dataclass(frozen=True, kw_only=True)
 class Pace:
     """Seconds of one step on this machine: supervised, and of GRPO with `episodes` episodes of about as many
-    turns and tokens as the demonstrations have; `load_s` is what it takes to begin. An episode of the
-    untrained model, which often repeats a call until its turns are spent, takes `untrained_ratio` as long.
-    `longest_turn` is the tokens of the longest turn that was seen in demonstrations."""
+    turns and tokens as the demonstrations have; `load_s` is what it takes to begin. `eval_s` is one such
+    episode of an evaluation, where no two share a task. An episode of the untrained model, which often
+    repeats a call until its turns are spent, takes `untrained_ratio` as long. `longest_turn` is the tokens of
+    the longest turn that was seen in demonstrations."""
 
     supervised_s: float
     rollout_s: float
     update_s: float
     load_s: float
     episodes: int
+    eval_s: float
     untrained_ratio: float
     longest_turn: int
 
@@ -149,7 +151,7 @@ def fit(
         least, most = _WARM_STEPS
         warm_steps = max(least, min(most, int(_WARM_SHARE * 60 * minutes / pace.supervised_s)))
     # Greedy and sampled, by the warm start, the trained model and the untrained one.
-    task_s = 2 * (2 + pace.untrained_ratio) * pace.rollout_s / pace.episodes
+    task_s = 2 * (2 + pace.untrained_ratio) * pace.eval_s
     eval_tasks = min(heldout, max(LEAST["heldout"], int(_EVALUATION_SHARE * 60 * minutes / task_s)))
     seconds = {
         "evaluations": 3 * pace.load_s + eval_tasks * task_s,

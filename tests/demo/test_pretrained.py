@@ -20,9 +20,17 @@ from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 
-# A step of 32 episodes in 60 s, of which the half is sampling; loading takes 10 s, a supervised step 12 s.
+# A step of 32 episodes in 60 s, of which the half is sampling; loading takes 10 s, a supervised step 12 s, an
+# episode of an evaluation 1.5 s.
 PACE = Pace(
-    supervised_s=12, rollout_s=30, update_s=30, load_s=10, episodes=32, untrained_ratio=2.0, longest_turn=40
+    supervised_s=12,
+    rollout_s=30,
+    update_s=30,
+    load_s=10,
+    episodes=32,
+    eval_s=1.5,
+    untrained_ratio=2.0,
+    longest_turn=40,
 )
 SHAPES = ((16, 8), (8, 8), (4, 8), (4, 4))
 COUNTS = {"train": 40, "validation": 2, "heldout": 20}
@@ -35,10 +43,10 @@ def planned(minutes: float, pace: Pace = PACE) -> Any:
 
 def test_an_hour_is_divided_among_the_parts() -> None:
     plan = planned(60)
-    # A task costs 30/32 s an episode, greedy and sampled, at the length of two trained models and an
-    # untrained one whose episodes are twice as long: 2 * (2 + 2) * 0.9375 = 7.5 s. A fifth of 3600 s: 96.
-    assert plan.eval_tasks == 96
-    assert plan.seconds["evaluations"] == 3 * 10 + 96 * 7.5
+    # A task costs 1.5 s an episode, greedy and sampled, at the length of two trained models and an untrained
+    # one whose episodes are twice as long: 2 * (2 + 2) * 1.5 = 12 s. A fifth of 3600 s: 60.
+    assert plan.eval_tasks == 60
+    assert plan.seconds["evaluations"] == 3 * 10 + 60 * 12
     assert plan.seconds["warm start"] == 10 + 8 * 12
     # 3600 - 750 - 106 - 10 = 2734 s for steps of 4 x 8; of 8 x 8, at 60 * (1/3 + 2 * 2/3) = 100 s, there
     # would be 27 < 40.
