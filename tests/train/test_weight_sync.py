@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,18 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from mcpagent.errors import UserError
 from mcpagent.models.adapters import LoraShape, attach_lora
+from mcpagent.models.load import use_checkpointing
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.slot_engine import SlotCache
 from mcpagent.run.policies import at_once
-from mcpagent.train.weight_sync import RolloutEngine, episodes_with_room, hf_sampler, vllm_sampler
+from mcpagent.train.weight_sync import (
+    RolloutEngine,
+    episodes_with_room,
+    hf_sampler,
+    score_completions,
+    vllm_sampler,
+)
+from tests.train.world import make_learner
 
 LORA = LoraShape(r=4, alpha=8.0, dropout=0.0, target_modules="all-linear")
 SHAPE: dict[str, Any] = {
@@ -97,6 +106,22 @@ def test_trained_adapters_on_bfloat16_weights_are_served_as_exactly_as_fresh_one
         return float((served - scored(model, [ids for ids, _ in completions])).abs().mean())
 
     assert drift(0.02) < 1.15 * drift(0.0)
+
+
+def test_what_the_trainer_scores_leaves_the_sampler_as_it_is() -> None:
+    """PEFT hands over a model in training mode: scored and put back so, the next tokens would be sampled with
+    dropout, and with checkpointing without a cache."""
+    model = attach_lora(dense(torch.bfloat16), replace(LORA, dropout=0.5), seed=0)
+    train_a_little(model, 0.02)
+    use_checkpointing(model)
+    learner = make_learner(model)
+    engine = serving(model)
+    try:
+        before = sampled(engine)
+        score_completions(learner, PROMPTS, [ids for ids, _ in before], 1.0)
+        assert sampled(engine) == before
+    finally:
+        engine.close()
 
 
 def test_all_linear_on_a_mixture_of_experts_leaves_router_and_stacked_experts_as_they_are() -> None:

@@ -220,7 +220,9 @@ class Learner:
         start: Start | None = None,
         tool_format: str | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.processes = model, tokenizer, processes or Processes()
+        # Only an update trains: PEFT hands over a model in training mode, in which the sampler of its weights
+        # would apply dropout, and with checkpointing have no cache.
+        self.model, self.tokenizer, self.processes = model.eval(), tokenizer, processes or Processes()
         self._start, self._tool_format = start, tool_format
         # Told how many samples of how many the micro-batches of an update have covered.
         self.on_samples: Callable[[int, int], None] = lambda _done, _total: None
