@@ -141,13 +141,6 @@ def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]
         ]
         columns = ("control", "success, greedy", "success, temperature 1", "CPU s")
         yield Table("What else was tried, with the CPU seconds of the GRPO steps", columns, tried)
-    if "wasteful" in document:
-        shown = [
-            (row["name"], _shown(row["success"]), _shown(row["as_planned"]), f"{row['calls']['value']:.2f}")
-            for row in document["wasteful"]
-        ]
-        columns = ("trained by", "success, temperature 1", "calls as planned", "calls")
-        yield Table("Right, but wasteful: what comparing attempts is for", columns, shown)
     if "said_s" in document:
         said, took = duration(document["said_s"]), duration(document["wall_s"])
         yield f"It was said to take {said}, and took {took}."

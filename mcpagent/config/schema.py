@@ -347,9 +347,8 @@ class RewardConfig(Section):
     # Penalties begin once sampled success passes this share: before, they teach silence. 0: from the start.
     penalty_after_success: Share = 0.25
     # Control experiments: random draws rewards without information; rejection trains on successes alone;
-    # best on the attempt of each group that has the highest reward; negated rewards what fails, and must
-    # make things worse.
-    control: Literal["none", "random", "rejection", "best", "negated"] = "none"
+    # negated rewards what fails, and must make things worse.
+    control: Literal["none", "random", "rejection", "negated"] = "none"
 
     @property
     def penalty_weight(self) -> float:

@@ -43,7 +43,7 @@ SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
 _EPISODES_AT_ONCE = 256
 # The stages of which it is said beforehand how long they take together.
 _SAID = ("eval_untrained", "warm_start", "eval_warm_start", "grpo", "eval_trained")
-_STORED = ("warm_start/trajectories", "trajectories", "controls/*/trajectories", "wasteful/*/trajectories")
+_STORED = ("warm_start/trajectories", "trajectories", "controls/*/trajectories")
 
 ABOUT = (
     "A network of about half a million weights, built from scratch, learns to use four MCP servers. It first "
@@ -253,17 +253,6 @@ def evaluate_checkpoint(
     return {**metrics[0.0], **sampled}
 
 
-def evaluate_sampled(
-    job: QuickstartJob, name: str, checkpoint: Path, title: str, *, attempts: int, data: Path
-) -> JsonObject:
-    """Return all metrics on the tasks of `data` at temperature 1; those of the greedy policy are not asked
-    for."""
-    path = job.out / "eval" / f"{name}_sampled.json"
-    if not path.is_file():
-        _evaluate(job, name, checkpoint, title, {1.0: path}, samples={1.0: attempts}, data=data)
-    return json.loads(path.read_text(encoding="utf-8"))["metrics"]
-
-
 def _evaluate(
     job: QuickstartJob,
     name: str,
@@ -272,10 +261,9 @@ def _evaluate(
     files: Mapping[float, Path],
     *,
     samples: Mapping[float, int],
-    data: Path | None = None,
 ) -> None:
-    """Play the held-out tasks, or those of `data`, at each temperature; write the results to its file."""
-    data = data or job.out / "data" / "heldout.jsonl"
+    """Play the held-out tasks at each temperature; write the results to its file."""
+    data = job.out / "data" / "heldout.jsonl"
     tasks = spread(list(read_tasks(data)), job.grpo.training.eval_tasks)
     total = len(tasks) * sum(samples[temperature] for temperature in files)
     at_once = _EPISODES_AT_ONCE if job.pretrained is None else job.grpo.rollout.num_envs

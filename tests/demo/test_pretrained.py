@@ -125,7 +125,7 @@ def test_every_stage_runs_and_a_second_call_says_the_same(tiny_checkpoint: Path,
     assert {row["name"] for row in document["controls"]} == {
         *("random rewards", "more demonstrations", "rejection sampling"),
     }
-    assert "wasteful" not in document and Path(document["report"]).stat().st_size > 100_000
+    assert Path(document["report"]).stat().st_size > 100_000
     # How long it takes is said before the model is evaluated or trained.
     (said,) = [i for i, note in enumerate(notes) if note.startswith("this takes about ")]
     assert said < notes.index("evaluate the untrained model") < notes.index("warm start")

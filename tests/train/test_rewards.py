@@ -68,24 +68,6 @@ def test_rejection_sampling_trains_on_the_successes_alone_all_alike() -> None:
     assert graded.sample_groups == [0, 0, 2, 2]
 
 
-def test_the_best_of_a_group_is_trained_on_alone_and_the_seed_draws_among_the_best() -> None:
-    groups = [group("a", 0.96, 1.0, 0.4), group("b", 0.2, None, 0.3), group("c", None, None)]
-    graded = grade_groups(groups, settings=GradeSettings(control="best"))
-    assert advantages(graded) == [1.0, 1.0]
-    assert graded.sample_groups == [0, 1]
-    kept = [[a.reward for a in each.attempts] for each in graded.groups]
-    assert kept == [[None, 1.0, None], [None, None, 1.0], [None, None]]
-    alike = group("d", *[1.0] * 8)
-    places = {
-        [
-            a.reward
-            for a in grade_groups([alike], settings=GradeSettings(control="best"), seed=n).groups[0].attempts
-        ].index(1.0)
-        for n in range(40)
-    }
-    assert len(places) > 4, "among equals none is preferred"
-
-
 def test_a_group_that_is_uniform_in_its_outcome_still_tells_turns_apart() -> None:
     def attempt(number: int, coverage: float) -> Trajectory:
         made = trajectory("a", number, 0.5, tokens=((5,), (6,)))

@@ -93,7 +93,6 @@ class ReportDocument(Record):
     reward_terms: tuple[TermRow, ...]
     cost: Cost
     controls: tuple[Control, ...]
-    wasteful: tuple[Control, ...]
     certified: JsonObject = {}
     tools: PoolMetrics | None
     manifest: JsonObject
@@ -117,7 +116,6 @@ def document_of(run: RunView) -> ReportDocument:
         reward_terms=tuple(_term_rows(run)),
         cost=_cost(run),
         controls=tuple(run.controls),
-        wasteful=tuple(run.wasteful),
         certified=run.certified,
         tools=run.tool_metrics,
         manifest=run.manifest,

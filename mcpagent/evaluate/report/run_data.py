@@ -32,18 +32,13 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
 class Control(OpenRecord):
-    """A control experiment with the same budget as the run. Where what is right is wasteful (`demo.controls`)
-    it has the sampled success, the share of episodes that call as planned, the reward and the calls."""
+    """A control experiment with the same budget as the run."""
 
     name: str
     what: str = ""
     cpu_s: float | None = None
     greedy: Metric | None = None
     sampled: Metric | None = None
-    success: Metric | None = None
-    as_planned: Metric | None = None
-    reward: Metric | None = None
-    calls: Metric | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,6 @@ class RunView:
     evaluations: dict[str, EvalResult] = field(default_factory=dict)  # by side; others by their file's stem
     validations: dict[str, EvalResult] = field(default_factory=dict)  # those of steps, while it trained
     controls: list[Control] = field(default_factory=list)
-    wasteful: list[Control] = field(default_factory=list)
     certified: JsonObject = field(default_factory=dict)  # the figures of its certificate
     pairs: list[TaskPair] = field(default_factory=list)
     nonces: NonceCount = field(default_factory=NonceCount)
@@ -119,7 +113,6 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
         evaluations=evaluations,
         validations=validations,
         controls=_read_controls(run_dir / "eval" / "controls.json"),
-        wasteful=_read_controls(run_dir / "eval" / "wasteful.json"),
         certified=_certified(run_dir / "certificate" / CERTIFICATE),
         pairs=_pairs(episodes, sources),
         nonces=episodes.nonces,
@@ -187,7 +180,7 @@ def read_evaluations(folder: Path) -> dict[str, EvalResult]:
     return {
         path.stem: _parsed(EvalResult, read_object(path), path, "not an evaluation")
         for path in sorted(folder.glob("*.json"))
-        if path.stem not in ("controls", "wasteful")
+        if path.stem != "controls"
     }
 
 

@@ -92,34 +92,17 @@ def terms_table(document: ReportDocument) -> list[Table]:
 
 
 def control_tables(document: ReportDocument) -> list[Table]:
-    """Return the control experiments, and what training does to a policy that succeeds and wastes calls."""
+    """Return the control experiments."""
     controls = [
         (c.name, c.what, number(c.cpu_s, digits=0), rate(c.greedy), rate(c.sampled))
         for c in document.controls
     ]
-    wasteful = [
-        (
-            *(c.name, c.what, number(c.cpu_s, digits=0)),
-            *(rate(c.success), rate(c.as_planned), mean(c.reward), mean(c.calls)),
-        )
-        for c in document.wasteful
-    ]
-    columns = ("Trained by", "What it does", "*CPU s", "*Success", "*Calls as planned", "*Reward", "*Calls")
-    return [
-        *_table(
-            "Controls",
-            ("Control", "What it does", "*CPU s", "*Greedy", "*Sampled"),
-            controls,
-            hint="What else was tried with the same budget, evaluated on the same tasks: task success.",
-        ),
-        *_table(
-            "Right, but wasteful",
-            columns,
-            wasteful,
-            hint="What comparing attempts is for: from a start that succeeds and makes most lookups twice, "
-            "with the CPU seconds that GRPO took there; held-out tasks that take one call, at temperature 1.",
-        ),
-    ]
+    return _table(
+        "Controls",
+        ("Control", "What it does", "*CPU s", "*Greedy", "*Sampled"),
+        controls,
+        hint="What else was tried with the same budget, evaluated on the same tasks: task success.",
+    )
 
 
 def certificate_table(figures: JsonObject) -> list[Table]:

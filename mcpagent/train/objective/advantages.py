@@ -372,14 +372,13 @@ class GradeSettings:
 
     Controls: `random` draws the rewards instead of using them, which shows how much of a gain comes from the
     reward at all; `rejection` keeps the successes alone with advantage 1 (online rejection sampling, as in
-    RAFT, arXiv 2304.06767), which shows what comparing attempts adds; `best` keeps of each group the attempt
-    with the highest reward alone, one of several by chance, with advantage 1 (RAFT's own selection), which
-    shows what pushing the others down adds; `negated` rewards what fails, and must make the policy worse.
+    RAFT, arXiv 2304.06767), which shows what comparing attempts adds; `negated` rewards what fails, and must
+    make the policy worse.
     """
 
     credit: CreditSettings = field(default_factory=CreditSettings)
     overlong: Overlong = field(default_factory=Overlong)
-    control: Literal["none", "random", "rejection", "best", "negated"] = "none"
+    control: Literal["none", "random", "rejection", "negated"] = "none"
 
 
 def apply_penalty(
@@ -401,28 +400,17 @@ def grade_groups(groups: Sequence[TrajectoryGroup], *, settings: GradeSettings, 
     """Return what `update_policy` takes. `groups[i].has_signal` of the result says whether the i-th group can
     teach anything: dynamic sampling draws others in place of those that cannot."""
     credit = settings.credit
-    if settings.control in ("rejection", "best"):
+    if settings.control == "rejection":
         credit = replace(credit, advantage="given")
     graded: list[GradedGroup] = []
     for group in groups:
         rng = random.Random(f"{seed}/{group.group_id}")
         attempts = tuple(_graded(t, settings, rng) for t in group.trajectories)
-        if settings.control == "best":
-            attempts = _best_alone(attempts, rng)
         graded.append(
             GradedGroup(group_id=group.group_id, attempts=attempts, has_signal=has_signal(attempts, credit))
         )
     batch_std = spread_of_batch([group.attempts for group in graded], credit)
     return GradedBatch(groups=tuple(graded), settings=credit, batch_std=batch_std)
-
-
-def _best_alone(attempts: Sequence[GradedAttempt], rng: random.Random) -> tuple[GradedAttempt, ...]:
-    """The attempts with reward 1 for the best, one of several by chance, and none for the others."""
-    scored = [(a.reward, place) for place, a in enumerate(attempts) if a.reward is not None]
-    highest = max((reward for reward, _ in scored), default=None)
-    best = [place for reward, place in scored if reward == highest]
-    kept = rng.choice(best) if best else None
-    return tuple(replace(a, reward=1.0 if place == kept else None) for place, a in enumerate(attempts))
 
 
 def _graded(trajectory: Trajectory, settings: GradeSettings, rng: random.Random) -> GradedAttempt:

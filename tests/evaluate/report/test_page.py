@@ -15,7 +15,7 @@ import pytest
 from mcpagent.core.trajectory import Judgement, JudgeVote, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
-from mcpagent.evaluate.report.document import Cost, document_of
+from mcpagent.evaluate.report.document import Cost
 from mcpagent.evaluate.report.episode_html import episode_html
 from mcpagent.evaluate.report.episodes import gold_calls
 from mcpagent.evaluate.report.page import cost_text, write_report
@@ -144,22 +144,6 @@ def test_a_manifest_or_control_cannot_become_markup(tmp_path: Path) -> None:
     assert (attacked.count("script"), attacked.count("img")) == (5, 0)
 
 
-def test_what_training_did_to_a_wasteful_policy_is_a_table_of_its_own(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", tasks=6)
-    assert "Right, but wasteful" not in _Page(write_report(run).read_text()).text
-    rate = {"value": 0.125, "ci_low": 0.1, "ci_high": 0.15, "n": 6}
-    row = {"name": "rejection", "what": ATTACK, "cpu_s": 41.0, "as_planned": rate, "success": None}
-    (run / "eval" / "wasteful.json").write_text(json.dumps([row]))
-    page = _Page(write_report(run).read_text())
-    _, _, shown = page.text.partition("Right, but wasteful")
-    assert f"rejection{ATTACK}41–12.5% [10.0, 15.0]––" in shown
-    assert (page.count("script"), page.count("img")) == (5, 0)
-    document = document_of(read_run(run))
-    assert [(c.name, c.as_planned and c.as_planned.value) for c in document.wasteful] == [
-        ("rejection", 0.125)
-    ]
-
-
 def test_a_figure_cannot_end_its_script_element() -> None:
     text = script_json({"title": ATTACK})
     assert "<" not in text
@@ -222,7 +206,7 @@ def test_a_step_that_was_trained_again_after_a_resume_counts_once(tmp_path: Path
 
 @pytest.mark.parametrize(
     "name",
-    ["manifest.json", "eval/trained.json", "eval/controls.json", "eval/wasteful.json", "config.yaml"],
+    ["manifest.json", "eval/trained.json", "eval/controls.json", "config.yaml"],
 )
 def test_a_broken_file_of_the_run_is_named_and_nothing_is_written(tmp_path: Path, name: str) -> None:
     run = write_run(tmp_path / "run", tasks=3)
