@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,30 +60,24 @@ class PrefixTree:
     layers."""
 
     sets: tuple[Siblings, ...]
-    _masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _masks: list[torch.Tensor] = field(default_factory=list, compare=False, repr=False)
     _paddings: list[_Padding | None] = field(default_factory=list, compare=False, repr=False)
 
-    def mask(self, width: int, before: int, like: torch.Tensor) -> torch.Tensor:
-        """Additive [width, before + width]: query i sees everything before its segment and itself up to i."""
-        key = (width, before)
-        if key not in self._masks:
-            hidden = torch.ones(width, before + width, dtype=torch.bool, device=like.device).triu(before + 1)
-            self._masks[key] = torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
-        return self._masks[key]
-
-    def place(self, segment: tuple[int, int]) -> tuple[int, int, int]:
-        """Return which set the segment (start, end) is in, which of its rows it is, and its length."""
-        return self._places[segment]
-
-    @cached_property
-    def _places(self) -> dict[tuple[int, int], tuple[int, int, int]]:
-        places: dict[tuple[int, int], tuple[int, int, int]] = {}
-        for at, siblings in enumerate(self.sets):
-            start = siblings.start
-            for row, length in enumerate(siblings.lengths):
-                places[start, start + length] = (at, row, length)
-                start += length
-        return places
+    def mask(self, device: torch.device) -> torch.Tensor:
+        """Return who sees whom [L, L]: a token its ancestors, and its own segment up to itself."""
+        if not self._masks:
+            tokens = self.sets[-1].end
+            mask = torch.zeros(tokens, tokens, dtype=torch.bool)
+            for siblings in self.sets:
+                start = siblings.start
+                for length in siblings.lengths:
+                    segment = slice(start, start + length)
+                    mask[segment, segment] = torch.ones(length, length, dtype=torch.bool).tril()
+                    for ancestor in siblings.path:
+                        mask[segment, slice(*ancestor)] = True
+                    start += length
+            self._masks.append(mask.to(device))
+        return self._masks[0]
 
     @cached_property
     def continued(self) -> list[tuple[slice, slice]]:
@@ -313,65 +307,27 @@ def _attend_masked(
     dropout: float,
     max_scores: int = _MAX_SCORES,
 ) -> torch.Tensor:
-    """Return the same for devices and dtypes without a flash kernel, and with dropout: a set at a time, on
-    copies of its ancestors' keys and with a mask. A set with more than `max_scores` scores is computed in
-    parts, each of them again in the backward pass: torch's plain kernel keeps all scores, and the copies
-    are kept too."""
-    padding = tree.padding(query.device)
-    states = [_by_set(of_all, tree, padding) for of_all in (query, key, value)]
-    outputs: list[torch.Tensor] = []
-    for at, siblings in enumerate(tree.sets):
-        count, width = len(siblings.lengths), siblings.width
-        before = sum(end - start for start, end in siblings.path)
-        attend = partial(_attend_part, *states, at, tree, before=before, scaling=scaling, dropout=dropout)
-        queries_at_once = max(1, max_scores // (query.shape[1] * (before + width)))
-        rows, places = max(1, queries_at_once // width), min(queries_at_once, width)
-        if rows >= count and places == width:
-            out = attend(slice(0, count), slice(0, width))
-        else:
-            parts = [
-                torch.cat(
-                    [
-                        checkpoint(attend, slice(a, a + rows), slice(b, b + places), use_reentrant=False)
-                        for b in range(0, width, places)
-                    ],
-                    dim=2,
-                )
-                for a in range(0, count, rows)
-            ]
-            out = torch.cat(parts)
-        outputs.append(out.transpose(1, 2).flatten(0, 1))
-    joined = torch.cat(outputs)
-    return (joined if padding is None else _Unpad.apply(joined, padding))[None]
+    """Return the same for devices and dtypes without a flash kernel, and with dropout: under one mask over
+    the row. Of more than `max_scores` scores the queries are computed in parts, each of them again in the
+    backward pass: torch's plain kernel keeps all scores."""
 
+    def attend(part: slice) -> torch.Tensor:
+        return scaled_dot_product_attention(
+            query[:, :, part],
+            key,
+            value,
+            attn_mask=mask[part],
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
 
-def _attend_part(
-    queries: Sequence[torch.Tensor],
-    keys: Sequence[torch.Tensor],
-    values: Sequence[torch.Tensor],
-    at: int,
-    tree: PrefixTree,
-    rows: slice,
-    places: slice,
-    *,
-    before: int,
-    scaling: float | None,
-    dropout: float,
-) -> torch.Tensor:
-    """Some siblings of the set at place `at`, and of them the queries at some places:
-    [rows, heads, places, head_dim]."""
-    query, width = queries[at][rows, :, places], tree.sets[at].width
-    is_causal = not before and query.shape[2] == width
-    return scaled_dot_product_attention(
-        query,
-        _with_path(keys, at, tree, rows),
-        _with_path(values, at, tree, rows),
-        attn_mask=None if is_causal else tree.mask(width, before, query)[places],
-        is_causal=is_causal,
-        scale=scaling,
-        dropout_p=dropout,
-        enable_gqa=query.shape[1] != keys[at].shape[1],
-    )
+    mask, tokens = tree.mask(query.device), query.shape[2]
+    step = max(1, max_scores // (query.shape[1] * tokens))
+    if step >= tokens:
+        return attend(slice(None)).transpose(1, 2)
+    parts = [checkpoint(attend, slice(i, i + step), use_reentrant=False) for i in range(0, tokens, step)]
+    return torch.cat(parts, dim=2).transpose(1, 2)
 
 
 def _by_set(
@@ -381,7 +337,7 @@ def _by_set(
     stands at the places without a token."""
     rows = states[0].transpose(0, 1)
     if padding is not None:
-        rows = _Pad.apply(rows, padding)
+        rows = rows.index_select(0, padding.token_P)
         if empty is not None:
             rows.index_fill_(0, padding.empty, empty)
     parts = rows.split([s.size for s in tree.sets])
@@ -389,45 +345,6 @@ def _by_set(
         part.unflatten(0, (len(siblings.lengths), siblings.width)).transpose(1, 2)
         for part, siblings in zip(parts, tree.sets, strict=True)
     ]
-
-
-def _with_path(states: Sequence[torch.Tensor], at: int, tree: PrefixTree, rows: slice) -> torch.Tensor:
-    """Some siblings of the set at place `at` of `states`, behind their ancestors:
-    [rows, heads, before + width, head_dim]."""
-    tail = states[at][rows]
-    ancestors = [states[where][row, :, :length] for where, row, length in map(tree.place, tree.sets[at].path)]
-    if not ancestors:
-        return tail
-    shared = torch.cat(ancestors, dim=1).expand(len(tail), -1, -1, -1)
-    return torch.cat([shared, tail], dim=2)
-
-
-class _Pad(torch.autograd.Function):
-    """[L, ...] -> [P, ...]. A place without a token holds any: no token sees it, so it has no gradient, and
-    each token's is that of its own place."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, padding: _Padding) -> torch.Tensor:
-        ctx.padding = padding
-        return rows.index_select(0, padding.token_P)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0].index_select(0, ctx.padding.place_L), None
-
-
-class _Unpad(torch.autograd.Function):
-    """[P, ...] -> [L, ...]."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, padding: _Padding) -> torch.Tensor:
-        ctx.padding = padding
-        return rows.index_select(0, padding.place_L)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        padding = ctx.padding
-        return gradients[0].index_select(0, padding.token_P).index_fill_(0, padding.empty, 0.0), None
 
 
 def _padding(sets: Sequence[Siblings], device: torch.device) -> _Padding | None:

@@ -106,8 +106,6 @@ def test_devices_without_a_flash_kernel_attend_the_same() -> None:
 
 @pytest.mark.parametrize("max_scores", [1, 300, 2000])
 def test_attention_without_a_flash_kernel_is_computed_in_parts_of_a_bounded_size(max_scores: int) -> None:
-    """Parts of one query, of some queries of one segment, and of some segments."""
-
     def masked(*args: Any, **options: Any) -> torch.Tensor:
         return _attend_masked(*args, dropout=0.0, max_scores=max_scores, **options)
 
@@ -117,21 +115,19 @@ def test_attention_without_a_flash_kernel_is_computed_in_parts_of_a_bounded_size
         assert furthest(masked, tree, inputs, seed) < 1e-5
 
 
-def test_what_attention_without_a_flash_kernel_keeps_does_not_grow_with_the_copies_of_an_ancestor() -> None:
-    """16 continuations of 20 tokens under 400: their keys and values behind copies of the ancestor's would be
-    2 x 16 x 2 heads x 420 x 16 x 4 B = 1.7 MB."""
+def test_what_attention_without_a_flash_kernel_keeps_is_what_it_was_given_and_gives() -> None:
+    """16 continuations of 20 tokens under 400: all scores are 720 x 720 x 4 heads x 4 B = 8 MB."""
     tree = PrefixTree((Siblings(0, (400,)), Siblings(400, (20,) * 16, ((0, 400),))))
     inputs = states(tree, heads=4, key_value_heads=2, seed=0)
 
     def kept(max_scores: int) -> int:
-        mask = tree.mask(20, 400, inputs[0])
+        mask = tree.mask(torch.device("cpu"))
         return kept_by(
             lambda: _attend_masked(*inputs, tree, scaling=0.25, dropout=0.0, max_scores=max_scores),
             [*inputs, mask],
         )
 
-    assert kept(1 << 28) > 1_700_000
-    assert kept(1 << 14) < 3 * sum(t.nbytes for t in inputs)  # the inputs by set, and the outputs
+    assert kept(1 << 14) < sum(t.nbytes for t in inputs)  # the outputs, next to the inputs
 
 
 def test_segments_below_one_ancestor_need_not_stand_together() -> None:
