@@ -13,7 +13,7 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jinja2
@@ -31,7 +31,7 @@ from mcpagent.reward.judge import JudgePrompts
 from mcpagent.synth.explore.rewrite import prompts
 from mcpagent.synth.llm.prompts import load_prompts
 from mcpagent.synth.templates.template import load_templates
-from tests.house import PACKAGE, ROOT, foreign_imports, modules, own_imports
+from tests.house import PACKAGE, ROOT, foreign_imports, modules, nodes, own_imports
 
 LAYERS = {
     **dict.fromkeys(("", "errors", "interrupts", "core"), 0),  # "" is mcpagent itself: its version
@@ -195,7 +195,7 @@ _PRINTS = re.compile(r"print|pprint(\.\w+)?|(typer|click)\.s?echo|sys\.(__)?std(
 
 def _printing(path: Path) -> Iterator[str]:
     """What in a file writes to the terminal."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute | ast.Name) and _PRINTS.fullmatch(ast.unparse(node)):
             yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
 
@@ -227,7 +227,7 @@ CHECKED_READERS = {
 def test_only_loaders_that_check_the_seal_read_a_model() -> None:
     found: dict[str, set[str]] = {}
     for module, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             name = getattr(node, "attr", getattr(node, "id", ""))
             if name in READERS or (isinstance(node, ast.Attribute) and ast.unparse(node) in READERS):
                 found.setdefault(module.removeprefix("mcpagent."), set()).add(name)
@@ -254,9 +254,9 @@ def test_every_package_is_more_than_an_empty_folder() -> None:
 THROW_AWAY_NAMES = {"found", "own", "known", "wanted", "chosen"}
 
 
-def _bindings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _bindings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, name) of each variable, attribute, parameter, function, class and import that a file binds."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield node.lineno, name
@@ -281,12 +281,12 @@ def test_no_binding_has_a_throw_away_name() -> None:
         "import a as own\ndef known(chosen, *wanted): self.found = 1\nfor found in (): pass\n"
         "try: pass\nexcept E as own: pass\nmatch x:\n case [*known]: pass\n case {**wanted}: pass\n"
     )
-    caught = [name for _, name in _bindings(ast.parse(source)) if name in THROW_AWAY_NAMES]
+    caught = [name for _, name in _bindings(ast.walk(ast.parse(source))) if name in THROW_AWAY_NAMES]
     assert Counter(caught) == {"own": 2, "known": 2, "wanted": 2, "found": 2, "chosen": 1}
     throw_away = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for module, path in modules().items()
-        for line, name in _bindings(ast.parse(path.read_text(encoding="utf-8")))
+        for line, name in _bindings(nodes(path))
         if name in THROW_AWAY_NAMES
     ]
     assert throw_away == []
