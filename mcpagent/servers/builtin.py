@@ -7,10 +7,11 @@ import logging
 import secrets
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from datetime import date
-from typing import Any, TypeVar
+from inspect import Parameter, Signature, signature
+from typing import Any, TypeVar, get_type_hints
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
@@ -61,13 +62,15 @@ class Answer(BaseModel):
         return clean_text(value) if isinstance(value, str) else value
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BuiltinTool:
-    """`run` is an ordinary MCP tool function; its name, docstring and annotations are the tool's contract.
+    """`method` is one of the class that answers from the data set; its name, docstring and annotations are
+    the tool's contract. Another upstream has a method of that name, which takes the same arguments.
     `description` is for one whose docstring depends on what answers. A tool that `replaces` what it wrote
     before does no more when it is called again; any other that writes only adds, and adds again."""
 
-    run: Callable[..., Any]
+    method: Callable[..., Any]
+    _: KW_ONLY
     description: str | None = None
     in_limited_set: bool = True
     read_only: bool = True
@@ -82,10 +85,30 @@ class BuiltinTool:
             open_world_hint=is_live,
         )
 
+    def function(self) -> Callable[..., Any]:
+        """Return a tool function, as the SDK takes it, that calls the method of the client's upstream."""
+        name = self.method.__name__
+
+        async def call(ctx: Context[Any, Any], **arguments: Any) -> Any:
+            return await getattr(ctx.request_context.lifespan_context, name)(**arguments)
+
+        call.__name__, call.__doc__ = name, self.method.__doc__
+        call.__annotations__ = {**get_type_hints(self.method, include_extras=True), "ctx": Context}
+        parameters = [
+            parameter.replace(annotation=call.__annotations__[parameter.name])
+            for parameter in list(signature(self.method).parameters.values())[1:]
+        ]
+        context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=Context)
+        vars(call)["__signature__"] = Signature(
+            [*parameters, context], return_annotation=call.__annotations__["return"]
+        )
+        return call
+
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """Where a server's answers come from. `redact` takes keys out of every text that leaves the server."""
+    """Where a server's answers come from. `open` gives one client an object with a method for each tool;
+    `redact` takes keys out of every text that leaves the server."""
 
     open: OpenUpstream
     is_live: bool = False
@@ -94,10 +117,12 @@ class Upstream:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerDefinition:
-    """One built-in server, whatever its upstream."""
+    """One built-in server, whatever its upstream. `embedded` makes what answers one client offline: an object
+    of the class whose methods the tools are."""
 
     name: str
     instructions: str
+    embedded: Callable[[], Any]
     tools: tuple[BuiltinTool, ...]
     stateful: bool = False
 
@@ -112,10 +137,13 @@ class BuiltinServer(MCPServer[Any]):
         self,
         definition: ServerDefinition,
         *,
-        upstream: Upstream,
+        upstream: Upstream | None = None,
         limited: bool = False,
         ledger: Ledger | None = None,
     ) -> None:
+        """`upstream` None is the embedded one."""
+        upstream = upstream or Upstream(open=lambda: nullcontext(definition.embedded()))
+
         @asynccontextmanager
         async def lifespan(_: MCPServer[Any]) -> AsyncIterator[Any]:
             async with upstream.open() as opened:
@@ -133,7 +161,7 @@ class BuiltinServer(MCPServer[Any]):
         for tool in definition.tools:
             if tool.in_limited_set or not limited:
                 annotations = tool.annotations(is_live=upstream.is_live)
-                self.add_tool(tool.run, description=tool.description, annotations=annotations)
+                self.add_tool(tool.function(), description=tool.description, annotations=annotations)
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None

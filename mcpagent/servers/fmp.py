@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from mcpagent.servers import embedded as lookup
@@ -85,158 +84,26 @@ class HistoricalPrices(Answer):
     prices: list[DayClose]
 
 
-class FmpUpstream(Protocol):
-    """Where the answers come from. Every method raises `ToolError` with a sentence for the model."""
-
-    async def quote(self, symbol: str) -> Quote:
-        """Return the last price, and the change of the day in percent."""
-        ...
-
-    async def company_profile(self, symbol: str) -> CompanyProfile:
-        """Return name and sector of a company."""
-        ...
-
-    async def income_statement(self, symbol: str, *, period: Period, limit: int) -> IncomeStatement:
-        """Return revenue and net income, the newest statement first."""
-        ...
-
-    async def gainers(self, *, limit: int) -> Movers:
-        """Return the stocks that rose most today, in that order."""
-        ...
-
-    async def losers(self, *, limit: int) -> Movers:
-        """Return the stocks that fell most today, in that order."""
-        ...
-
-    async def search_ticker(self, query: str, *, limit: int) -> SymbolMatches:
-        """Return companies whose symbol or name matches."""
-        ...
-
-    async def search_name(self, query: str, *, limit: int) -> SymbolMatches:
-        """Return companies whose name matches."""
-        ...
-
-    async def stock_news(self, symbol: str, *, limit: int) -> Articles:
-        """Return articles about a company, the newest first."""
-        ...
-
-    async def change_percent(self, symbol: str) -> ChangePercent:
-        """Return the change of the day in percent."""
-        ...
-
-    async def previous_close(self, symbol: str) -> PreviousClose:
-        """Return the closing price of the last trading day."""
-        ...
-
-    async def historical_prices(self, symbol: str, *, start: str, end: str) -> HistoricalPrices:
-        """Return closing prices from `start` to `end`, the oldest first."""
-        ...
-
-
-def _upstream(ctx: Context[Any, Any]) -> FmpUpstream:
-    return ctx.request_context.lifespan_context
-
-
-async def fmp_get_quote(symbol: SymbolArg, ctx: Context) -> Quote:
-    """Current price of a stock and its change."""
-    return await _upstream(ctx).quote(symbol)
-
-
-async def fmp_get_company_profile(symbol: SymbolArg, ctx: Context) -> CompanyProfile:
-    """Name and sector of a company."""
-    return await _upstream(ctx).company_profile(symbol)
-
-
-async def fmp_get_income_statement(
-    symbol: SymbolArg, ctx: Context, period: Period = "annual", limit: int = 1
-) -> IncomeStatement:
-    """Revenue and net income of a company, newest first."""
-    return await _upstream(ctx).income_statement(symbol, period=period, limit=limit)
-
-
-async def fmp_get_market_gainers(ctx: Context, limit: int = 5) -> Movers:
-    """Stocks that rose most today."""
-    return await _upstream(ctx).gainers(limit=limit)
-
-
-async def fmp_get_market_losers(ctx: Context, limit: int = 5) -> Movers:
-    """Stocks that fell most today."""
-    return await _upstream(ctx).losers(limit=limit)
-
-
-async def fmp_search_ticker(
-    query: Annotated[str, Field(description="Part of a symbol or name.")], ctx: Context, limit: int = 5
-) -> SymbolMatches:
-    """Find companies by symbol or name."""
-    return await _upstream(ctx).search_ticker(query, limit=limit)
-
-
-async def fmp_search_name(
-    query: Annotated[str, Field(description="Part of a name.")], ctx: Context, limit: int = 5
-) -> SymbolMatches:
-    """Find companies by name."""
-    return await _upstream(ctx).search_name(query, limit=limit)
-
-
-async def fmp_get_stock_news(symbol: SymbolArg, ctx: Context, limit: int = 5) -> Articles:
-    """Latest news about a company."""
-    return await _upstream(ctx).stock_news(symbol, limit=limit)
-
-
-async def fmp_get_change_percent(symbol: SymbolArg, ctx: Context) -> ChangePercent:
-    """Today's change of a stock in percent."""
-    return await _upstream(ctx).change_percent(symbol)
-
-
-async def fmp_get_previous_close(symbol: SymbolArg, ctx: Context) -> PreviousClose:
-    """Previous close of a stock."""
-    return await _upstream(ctx).previous_close(symbol)
-
-
-async def fmp_get_historical_prices(
-    symbol: SymbolArg, start_date: StartArg, end_date: EndArg, ctx: Context
-) -> HistoricalPrices:
-    """Daily closes of a stock between two dates."""
-    return await _upstream(ctx).historical_prices(symbol, start=start_date, end=end_date)
-
-
-FMP = ServerDefinition(
-    name="fmp",
-    instructions="Quotes, company profiles, income statements and market movers.",
-    tools=(
-        BuiltinTool(run=fmp_get_quote),
-        BuiltinTool(run=fmp_get_company_profile),
-        BuiltinTool(run=fmp_get_income_statement),
-        BuiltinTool(run=fmp_get_market_gainers),
-        BuiltinTool(run=fmp_get_market_losers),
-        BuiltinTool(run=fmp_search_ticker),
-        BuiltinTool(run=fmp_get_stock_news),
-        BuiltinTool(run=fmp_get_change_percent),
-        BuiltinTool(run=fmp_get_previous_close),
-        BuiltinTool(run=fmp_get_historical_prices, in_limited_set=False),
-        BuiltinTool(run=fmp_search_name, in_limited_set=False),
-    ),
-)
-
-
 class EmbeddedFmp:
-    """An `FmpUpstream` without state."""
+    """The tools of fmp, answered from the data set."""
 
     def __init__(self) -> None:
         self._data = build()
 
-    async def quote(self, symbol: str) -> Quote:
-        """Return the last price, and the change of the day in percent."""
+    async def fmp_get_quote(self, symbol: SymbolArg) -> Quote:
+        """Current price of a stock and its change."""
         company = lookup.company(self._data, symbol)
         return Quote(symbol=company.ticker, price=company.price, change_percent=company.change_percent)
 
-    async def company_profile(self, symbol: str) -> CompanyProfile:
-        """Return name and sector of a company."""
+    async def fmp_get_company_profile(self, symbol: SymbolArg) -> CompanyProfile:
+        """Name and sector of a company."""
         company = lookup.company(self._data, symbol)
         return CompanyProfile(symbol=company.ticker, name=company.name, sector=company.sector)
 
-    async def income_statement(self, symbol: str, *, period: Period, limit: int) -> IncomeStatement:
-        """Return revenue and net income, the newest statement first."""
+    async def fmp_get_income_statement(
+        self, symbol: SymbolArg, period: Period = "annual", limit: int = 1
+    ) -> IncomeStatement:
+        """Revenue and net income of a company, newest first."""
         company = lookup.company(self._data, symbol)
         if period == "annual":
             statements = [_annual(year) for year in company.statements]
@@ -244,39 +111,45 @@ class EmbeddedFmp:
             statements = [quarter for year in company.statements for quarter in _quarters(year)]
         return IncomeStatement(symbol=company.ticker, statements=list(first(statements, limit)))
 
-    async def gainers(self, *, limit: int) -> Movers:
-        """Return the stocks that rose most today, in that order."""
+    async def fmp_get_market_gainers(self, limit: int = 5) -> Movers:
+        """Stocks that rose most today."""
         return _movers(sorted(self._data.companies, key=lambda c: -c.change_percent), limit=limit)
 
-    async def losers(self, *, limit: int) -> Movers:
-        """Return the stocks that fell most today, in that order."""
+    async def fmp_get_market_losers(self, limit: int = 5) -> Movers:
+        """Stocks that fell most today."""
         return _movers(sorted(self._data.companies, key=lambda c: c.change_percent), limit=limit)
 
-    async def search_ticker(self, query: str, *, limit: int) -> SymbolMatches:
-        """Return companies whose symbol or name matches."""
+    async def fmp_search_ticker(
+        self, query: Annotated[str, Field(description="Part of a symbol or name.")], limit: int = 5
+    ) -> SymbolMatches:
+        """Find companies by symbol or name."""
         return _matches(lookup.matching(self._data, query), limit=limit)
 
-    async def search_name(self, query: str, *, limit: int) -> SymbolMatches:
-        """Return companies whose name matches."""
+    async def fmp_search_name(
+        self, query: Annotated[str, Field(description="Part of a name.")], limit: int = 5
+    ) -> SymbolMatches:
+        """Find companies by name."""
         return _matches(lookup.matching(self._data, query, tickers=False), limit=limit)
 
-    async def stock_news(self, symbol: str, *, limit: int) -> Articles:
-        """Return articles about a company, the newest first."""
+    async def fmp_get_stock_news(self, symbol: SymbolArg, limit: int = 5) -> Articles:
+        """Latest news about a company."""
         return lookup.articles(lookup.company(self._data, symbol), limit=limit)
 
-    async def change_percent(self, symbol: str) -> ChangePercent:
-        """Return the change of the day in percent."""
+    async def fmp_get_change_percent(self, symbol: SymbolArg) -> ChangePercent:
+        """Today's change of a stock in percent."""
         return _change(lookup.company(self._data, symbol))
 
-    async def previous_close(self, symbol: str) -> PreviousClose:
-        """Return the closing price of the last trading day."""
+    async def fmp_get_previous_close(self, symbol: SymbolArg) -> PreviousClose:
+        """Previous close of a stock."""
         company = lookup.company(self._data, symbol)
         return PreviousClose(symbol=company.ticker, previous_close=company.previous_close)
 
-    async def historical_prices(self, symbol: str, *, start: str, end: str) -> HistoricalPrices:
-        """Return closing prices from `start` to `end`, the oldest first."""
+    async def fmp_get_historical_prices(
+        self, symbol: SymbolArg, start_date: StartArg, end_date: EndArg
+    ) -> HistoricalPrices:
+        """Daily closes of a stock between two dates."""
         company = lookup.company(self._data, symbol)
-        days = lookup.bars_between(company, start=start, end=end)
+        days = lookup.bars_between(company, start=start_date, end=end_date)
         prices = [DayClose(date=day.date, close=day.close) for day in days]
         return HistoricalPrices(symbol=company.ticker, prices=prices)
 
@@ -307,3 +180,23 @@ def _quarters(year: YearStatement) -> list[Statement]:
         )
         for number in (4, 3, 2, 1)
     ]
+
+
+FMP = ServerDefinition(
+    name="fmp",
+    instructions="Quotes, company profiles, income statements and market movers.",
+    embedded=EmbeddedFmp,
+    tools=(
+        BuiltinTool(EmbeddedFmp.fmp_get_quote),
+        BuiltinTool(EmbeddedFmp.fmp_get_company_profile),
+        BuiltinTool(EmbeddedFmp.fmp_get_income_statement),
+        BuiltinTool(EmbeddedFmp.fmp_get_market_gainers),
+        BuiltinTool(EmbeddedFmp.fmp_get_market_losers),
+        BuiltinTool(EmbeddedFmp.fmp_search_ticker),
+        BuiltinTool(EmbeddedFmp.fmp_get_stock_news),
+        BuiltinTool(EmbeddedFmp.fmp_get_change_percent),
+        BuiltinTool(EmbeddedFmp.fmp_get_previous_close),
+        BuiltinTool(EmbeddedFmp.fmp_get_historical_prices, in_limited_set=False),
+        BuiltinTool(EmbeddedFmp.fmp_search_name, in_limited_set=False),
+    ),
+)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from datetime import date
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from mcpagent.servers import embedded as lookup
@@ -78,38 +77,6 @@ class TickerMatches(Answer):
     next_cursor: str
 
 
-class PolygonUpstream(Protocol):
-    """Where the answers come from. Every method raises `ToolError` with a sentence for the model."""
-
-    async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs:
-        """Opening and closing prices from `start` to `end`, one bar for each day, week or month."""
-        ...
-
-    async def news(self, ticker: str, *, limit: int) -> Articles:
-        """Return articles about a company, the newest first."""
-        ...
-
-    async def ticker_details(self, ticker: str) -> TickerDetails:
-        """Return name and market capitalisation of a company."""
-        ...
-
-    async def market_status(self) -> MarketStatus:
-        """Return whether the market is open, and the time there."""
-        ...
-
-    async def previous_close(self, ticker: str) -> PreviousClose:
-        """Return closing price and volume of the last trading day."""
-        ...
-
-    async def last_trade(self, ticker: str) -> LastTrade:
-        """Price and size of the last trade."""
-        ...
-
-    async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
-        """Return one page of the companies whose symbol or name matches."""
-        ...
-
-
 _PERIOD_OF: dict[Frequency, Callable[[date], tuple[int, ...]]] = {
     "daily": lambda day: (day.toordinal(),),
     "weekly": lambda day: day.isocalendar()[:2],
@@ -127,106 +94,68 @@ def by_period(daily: Iterable[Bar], frequency: Frequency) -> list[Bar]:
     return bars
 
 
-def _upstream(ctx: Context[Any, Any]) -> PolygonUpstream:
-    return ctx.request_context.lifespan_context
+class EmbeddedPolygon:
+    """The tools of polygon, answered from the data set."""
 
+    def __init__(self) -> None:
+        self._data = build()
 
-async def polygon_get_aggs(
-    ticker: TickerArg, start_date: StartArg, end_date: EndArg, ctx: Context, frequency: Frequency = "daily"
-) -> Aggs:
-    """Price bars of a stock between two dates."""
-    return await _upstream(ctx).aggs(ticker, start=start_date, end=end_date, frequency=frequency)
+    async def polygon_get_aggs(
+        self, ticker: TickerArg, start_date: StartArg, end_date: EndArg, frequency: Frequency = "daily"
+    ) -> Aggs:
+        """Price bars of a stock between two dates."""
+        company = lookup.company(self._data, ticker)
+        bars = lookup.bars_between(company, start=start_date, end=end_date)
+        daily = [Bar(date=bar.date, open=bar.open, close=bar.close) for bar in bars]
+        return Aggs(ticker=company.ticker, bars=by_period(daily, frequency))
 
+    async def polygon_get_news(self, ticker: TickerArg, limit: int = 5) -> Articles:
+        """Latest news about a stock."""
+        return lookup.articles(lookup.company(self._data, ticker), limit=limit)
 
-async def polygon_get_news(ticker: TickerArg, ctx: Context, limit: int = 5) -> Articles:
-    """Latest news about a stock."""
-    return await _upstream(ctx).news(ticker, limit=limit)
+    async def polygon_get_ticker_details(self, ticker: TickerArg) -> TickerDetails:
+        """Name and market cap of a stock."""
+        company = lookup.company(self._data, ticker)
+        return TickerDetails(ticker=company.ticker, name=company.name, market_cap=company.market_cap)
 
+    async def polygon_get_market_status(self) -> MarketStatus:
+        """Whether the market is open now."""
+        return MarketStatus(market="open", server_time=SERVER_TIME)
 
-async def polygon_get_ticker_details(ticker: TickerArg, ctx: Context) -> TickerDetails:
-    """Name and market cap of a stock."""
-    return await _upstream(ctx).ticker_details(ticker)
+    async def polygon_get_previous_close(self, ticker: TickerArg) -> PreviousClose:
+        """Previous day's close and volume of a stock."""
+        company = lookup.company(self._data, ticker)
+        return PreviousClose(ticker=company.ticker, close=company.previous_close, volume=company.volume)
 
+    async def polygon_get_last_trade(self, ticker: TickerArg) -> LastTrade:
+        """Price and size of the last trade of a stock."""
+        company = lookup.company(self._data, ticker)
+        return LastTrade(ticker=company.ticker, price=company.price, size=company.last_size)
 
-async def polygon_get_market_status(ctx: Context) -> MarketStatus:
-    """Whether the market is open now."""
-    return await _upstream(ctx).market_status()
-
-
-async def polygon_get_previous_close(ticker: TickerArg, ctx: Context) -> PreviousClose:
-    """Previous day's close and volume of a stock."""
-    return await _upstream(ctx).previous_close(ticker)
-
-
-async def polygon_get_last_trade(ticker: TickerArg, ctx: Context) -> LastTrade:
-    """Price and size of the last trade of a stock."""
-    return await _upstream(ctx).last_trade(ticker)
-
-
-async def polygon_search_tickers(
-    ctx: Context,
-    query: Annotated[str, Field(description="Part of a ticker or name.")] = "",
-    limit: int = 50,
-    cursor: str = "",
-) -> TickerMatches:
-    """Find stocks by ticker or name."""
-    return await _upstream(ctx).search_tickers(query, limit=limit, cursor=cursor)
+    async def polygon_search_tickers(
+        self,
+        query: Annotated[str, Field(description="Part of a ticker or name.")] = "",
+        limit: int = 50,
+        cursor: str = "",
+    ) -> TickerMatches:
+        """Find stocks by ticker or name."""
+        companies, next_cursor = lookup.page(lookup.matching(self._data, query), limit=limit, cursor=cursor)
+        return TickerMatches(
+            results=[TickerMatch(ticker=c.ticker, name=c.name) for c in companies], next_cursor=next_cursor
+        )
 
 
 POLYGON = ServerDefinition(
     name="polygon",
     instructions="Prices, reference data and news of stocks.",
+    embedded=EmbeddedPolygon,
     tools=(
-        BuiltinTool(run=polygon_get_aggs),
-        BuiltinTool(run=polygon_get_news),
-        BuiltinTool(run=polygon_get_ticker_details),
-        BuiltinTool(run=polygon_get_market_status),
-        BuiltinTool(run=polygon_get_previous_close),
-        BuiltinTool(run=polygon_get_last_trade, in_limited_set=False),
-        BuiltinTool(run=polygon_search_tickers, in_limited_set=False),
+        BuiltinTool(EmbeddedPolygon.polygon_get_aggs),
+        BuiltinTool(EmbeddedPolygon.polygon_get_news),
+        BuiltinTool(EmbeddedPolygon.polygon_get_ticker_details),
+        BuiltinTool(EmbeddedPolygon.polygon_get_market_status),
+        BuiltinTool(EmbeddedPolygon.polygon_get_previous_close),
+        BuiltinTool(EmbeddedPolygon.polygon_get_last_trade, in_limited_set=False),
+        BuiltinTool(EmbeddedPolygon.polygon_search_tickers, in_limited_set=False),
     ),
 )
-
-
-class EmbeddedPolygon:
-    """A `PolygonUpstream` without state."""
-
-    def __init__(self) -> None:
-        self._data = build()
-
-    async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs:
-        """Opening and closing prices from `start` to `end`, one bar for each day, week or month."""
-        company = lookup.company(self._data, ticker)
-        bars = lookup.bars_between(company, start=start, end=end)
-        daily = [Bar(date=bar.date, open=bar.open, close=bar.close) for bar in bars]
-        return Aggs(ticker=company.ticker, bars=by_period(daily, frequency))
-
-    async def news(self, ticker: str, *, limit: int) -> Articles:
-        """Return articles about a company, the newest first."""
-        return lookup.articles(lookup.company(self._data, ticker), limit=limit)
-
-    async def ticker_details(self, ticker: str) -> TickerDetails:
-        """Return name and market capitalisation of a company."""
-        company = lookup.company(self._data, ticker)
-        return TickerDetails(ticker=company.ticker, name=company.name, market_cap=company.market_cap)
-
-    async def market_status(self) -> MarketStatus:
-        """Return whether the market is open, and the time there."""
-        return MarketStatus(market="open", server_time=SERVER_TIME)
-
-    async def previous_close(self, ticker: str) -> PreviousClose:
-        """Return closing price and volume of the last trading day."""
-        company = lookup.company(self._data, ticker)
-        return PreviousClose(ticker=company.ticker, close=company.previous_close, volume=company.volume)
-
-    async def last_trade(self, ticker: str) -> LastTrade:
-        """Price and size of the last trade."""
-        company = lookup.company(self._data, ticker)
-        return LastTrade(ticker=company.ticker, price=company.price, size=company.last_size)
-
-    async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
-        """Return one page of the companies whose symbol or name matches."""
-        companies, next_cursor = lookup.page(lookup.matching(self._data, query), limit=limit, cursor=cursor)
-        return TickerMatches(
-            results=[TickerMatch(ticker=c.ticker, name=c.name) for c in companies], next_cursor=next_cursor
-        )

@@ -6,18 +6,15 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from mcp.types import INTERNAL_ERROR
 from pydantic import BaseModel, Field, JsonValue
 
-from mcpagent.servers.builtin import Answer, BuiltinTool, OpenUpstream, ServerDefinition, clean_text
+from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition, clean_text
 from mcpagent.servers.sandbox.contract import Sandbox, SandboxBroken, SandboxOutcome
 from mcpagent.servers.sandbox.inside import jsonable
 
@@ -33,66 +30,6 @@ _STEPS = {
     "apply": "data = ({})",
 }
 _COUNT = "counts.append(len(data) if isinstance(data, list) else None)"
-
-
-class PythonSession:
-    """The stored results live here, never where the code runs: each run gets a copy, as `stored`."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self._stored: dict[str, JsonValue] = {}
-        self._stored_bytes: dict[str, int] = {}
-
-    @property
-    def stored(self) -> Mapping[str, JsonValue]:
-        """The kept values by key, read-only."""
-        return MappingProxyType(self._stored)
-
-    def store(self, key: str, value: JsonValue) -> None:
-        """Keep a value. Raises ToolError if the key or the value cannot be kept."""
-        if not key or len(key) > _MAX_KEY_CHARS or key != clean_text(key):
-            raise ToolError(f"key must be a text of 1 to {_MAX_KEY_CHARS} characters.")
-        kept = jsonable(value, clean=clean_text)
-        sizes = self._stored_bytes | {key: len(key) + _json_bytes("value", kept)}
-        if sum(sizes.values()) > _MAX_STORED_BYTES:
-            raise ToolError(f"The stored results would have more than {_MAX_STORED_BYTES} bytes.")
-        self._stored[key] = kept
-        self._stored_bytes = sizes
-
-    async def run(self, code: str, **names: JsonValue) -> SandboxOutcome:
-        """Run `code` with `names` and `stored` defined. Raises ToolError if it fails."""
-        outcome = await self._outcome(code, names)
-        if outcome.error is not None:
-            printed = f"\nPrinted before:\n{outcome.output}" if outcome.output else ""
-            raise ToolError(outcome.error + _place(code, outcome.line) + printed)
-        return outcome
-
-    async def run_steps(
-        self, data: JsonValue, steps: Sequence[tuple[str, str]]
-    ) -> tuple[list[int | None], JsonValue]:
-        """Take `data` through (operation, expression) steps: how many items each left, the last result."""
-        lines: list[str] = []
-        for number, (operation, expression) in enumerate(steps, start=1):
-            if len(expression.splitlines()) != 1:
-                raise ToolError(f"step {number} ({operation}): expression must be one line.")
-            lines.append(f"{_STEPS[operation].format(expression)}; {_COUNT}")
-        outcome = await self._outcome("\n".join([*lines, "[counts, data]"]), {"data": data, "counts": []})
-        if outcome.error is not None:
-            line = outcome.line or 0  # each step is a line
-            place = f"step {line} ({steps[line - 1][0]}): " if 0 < line <= len(steps) else ""
-            raise ToolError(place + outcome.error)
-        return _unpacked(outcome.value, n_steps=len(steps))
-
-    async def _outcome(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
-        if len(code) > _MAX_CODE_CHARS:
-            raise ToolError(f"The code has more than {_MAX_CODE_CHARS} characters.")
-        for name, value in names.items():
-            if _json_bytes(name, value) > _MAX_DATA_BYTES:
-                raise ToolError(f"{name} has more than {_MAX_DATA_BYTES} bytes.")
-        try:
-            return await self.sandbox.run(code, {"stored": self._stored, **names})
-        except SandboxBroken as error:
-            raise MCPError(code=INTERNAL_ERROR, message=str(error)) from error
 
 
 def _place(code: str, line: int | None) -> str:
@@ -208,64 +145,111 @@ class PipelineResult(Answer):
     result: JsonValue
 
 
-def _session(ctx: Context[Any, Any]) -> PythonSession:
-    return ctx.request_context.lifespan_context
+class PythonSession:
+    """The stored results live here, never where the code runs: each run gets a copy, as `stored`."""
 
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._stored: dict[str, JsonValue] = {}
+        self._stored_bytes: dict[str, int] = {}
 
-async def execute_python(code: CodeArg, ctx: Context) -> Execution:
-    done = await _session(ctx).run(code)
-    return Execution(result=done.value, output=done.output)
+    async def execute_python(self, code: CodeArg) -> Execution:
+        """Run code; `python_definition` says in which language."""
+        done = await self.run(code)
+        return Execution(result=done.value, output=done.output)
 
+    async def process_mcp_data(
+        self,
+        data: Annotated[JsonValue, Field(description="A JSON value, the code's variable `data`.")],
+        code: CodeArg,
+    ) -> Execution:
+        """Run code over a JSON value."""
+        done = await self.run(code, data=data)
+        return Execution(result=done.value, output=done.output)
 
-async def process_mcp_data(
-    data: Annotated[JsonValue, Field(description="A JSON value, the code's variable `data`.")],
-    code: CodeArg,
-    ctx: Context,
-) -> Execution:
-    done = await _session(ctx).run(code, data=data)
-    return Execution(result=done.value, output=done.output)
+    async def store_execution_result(
+        self,
+        key: Annotated[str, Field(description="An earlier value of this key is replaced.")],
+        value: Annotated[JsonValue, Field(description="A JSON value.")],
+    ) -> Stored:
+        """Keep a value for later calls of this episode."""
+        self.store(key, value)
+        return Stored(key=key, n_stored=len(self._stored))
 
+    async def get_execution_context(self) -> ExecutionContext:
+        """The stored results, and what runs the code."""
+        return ExecutionContext(
+            language=self._sandbox.language,
+            version=self._sandbox.version,
+            sandbox=self._sandbox.name,
+            stored=dict(self._stored),
+        )
 
-async def store_execution_result(
-    key: Annotated[str, Field(description="An earlier value of this key is replaced.")],
-    value: Annotated[JsonValue, Field(description="A JSON value.")],
-    ctx: Context,
-) -> Stored:
-    """Keep a value for later calls of this episode."""
-    session = _session(ctx)
-    session.store(key, value)
-    return Stored(key=key, n_stored=len(session.stored))
+    async def analyze_financial_data(
+        self,
+        prices: Annotated[list[float], Field(description="Oldest first.", min_length=3, max_length=10_000)],
+        periods_per_year: Annotated[int, Field(ge=1, le=1_000_000)] = 252,
+    ) -> PriceAnalysis:
+        """Returns, volatility and drawdown of a price series."""
+        if not all(0 < price < float("inf") for price in prices):
+            raise ToolError("prices must be positive numbers.")
+        return analyse(prices, periods_per_year=periods_per_year)
 
+    async def create_data_pipeline(
+        self,
+        data: Annotated[JsonValue, Field(description="A JSON value, such as another tool's result.")],
+        steps: Annotated[list[PipelineStep], Field(min_length=1, max_length=20)],
+    ) -> PipelineResult:
+        """Filter, map and sort JSON by expressions."""
+        counts, result = await self.run_steps(data, [(step.operation, step.expression) for step in steps])
+        done = [StepDone(operation=step.operation, count=n) for step, n in zip(steps, counts, strict=True)]
+        return PipelineResult(steps=done, result=result)
 
-async def get_execution_context(ctx: Context) -> ExecutionContext:
-    """The stored results, and what runs the code."""
-    session = _session(ctx)
-    sandbox = session.sandbox
-    return ExecutionContext(
-        language=sandbox.language, version=sandbox.version, sandbox=sandbox.name, stored=dict(session.stored)
-    )
+    def store(self, key: str, value: JsonValue) -> None:
+        """Keep a value. Raises ToolError if the key or the value cannot be kept."""
+        if not key or len(key) > _MAX_KEY_CHARS or key != clean_text(key):
+            raise ToolError(f"key must be a text of 1 to {_MAX_KEY_CHARS} characters.")
+        kept = jsonable(value, clean=clean_text)
+        sizes = self._stored_bytes | {key: len(key) + _json_bytes("value", kept)}
+        if sum(sizes.values()) > _MAX_STORED_BYTES:
+            raise ToolError(f"The stored results would have more than {_MAX_STORED_BYTES} bytes.")
+        self._stored[key] = kept
+        self._stored_bytes = sizes
 
+    async def run(self, code: str, **names: JsonValue) -> SandboxOutcome:
+        """Run `code` with `names` and `stored` defined. Raises ToolError if it fails."""
+        outcome = await self._outcome(code, names)
+        if outcome.error is not None:
+            printed = f"\nPrinted before:\n{outcome.output}" if outcome.output else ""
+            raise ToolError(outcome.error + _place(code, outcome.line) + printed)
+        return outcome
 
-async def analyze_financial_data(
-    prices: Annotated[list[float], Field(description="Oldest first.", min_length=3, max_length=10_000)],
-    periods_per_year: Annotated[int, Field(ge=1, le=1_000_000)] = 252,
-) -> PriceAnalysis:
-    """Returns, volatility and drawdown of a price series."""
-    if not all(0 < price < float("inf") for price in prices):
-        raise ToolError("prices must be positive numbers.")
-    return analyse(prices, periods_per_year=periods_per_year)
+    async def run_steps(
+        self, data: JsonValue, steps: Sequence[tuple[str, str]]
+    ) -> tuple[list[int | None], JsonValue]:
+        """Take `data` through (operation, expression) steps: how many items each left, the last result."""
+        lines: list[str] = []
+        for number, (operation, expression) in enumerate(steps, start=1):
+            if len(expression.splitlines()) != 1:
+                raise ToolError(f"step {number} ({operation}): expression must be one line.")
+            lines.append(f"{_STEPS[operation].format(expression)}; {_COUNT}")
+        outcome = await self._outcome("\n".join([*lines, "[counts, data]"]), {"data": data, "counts": []})
+        if outcome.error is not None:
+            line = outcome.line or 0  # each step is a line
+            place = f"step {line} ({steps[line - 1][0]}): " if 0 < line <= len(steps) else ""
+            raise ToolError(place + outcome.error)
+        return _unpacked(outcome.value, n_steps=len(steps))
 
-
-async def create_data_pipeline(
-    data: Annotated[JsonValue, Field(description="A JSON value, such as another tool's result.")],
-    steps: Annotated[list[PipelineStep], Field(min_length=1, max_length=20)],
-    ctx: Context,
-) -> PipelineResult:
-    counts, result = await _session(ctx).run_steps(
-        data, [(step.operation, step.expression) for step in steps]
-    )
-    done = [StepDone(operation=step.operation, count=n) for step, n in zip(steps, counts, strict=True)]
-    return PipelineResult(steps=done, result=result)
+    async def _outcome(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
+        if len(code) > _MAX_CODE_CHARS:
+            raise ToolError(f"The code has more than {_MAX_CODE_CHARS} characters.")
+        for name, value in names.items():
+            if _json_bytes(name, value) > _MAX_DATA_BYTES:
+                raise ToolError(f"{name} has more than {_MAX_DATA_BYTES} bytes.")
+        try:
+            return await self._sandbox.run(code, {"stored": self._stored, **names})
+        except SandboxBroken as error:
+            raise MCPError(code=INTERNAL_ERROR, message=str(error)) from error
 
 
 def python_definition(sandbox: Sandbox) -> ServerDefinition:
@@ -275,21 +259,19 @@ def python_definition(sandbox: Sandbox) -> ServerDefinition:
         name="python",
         instructions=f"Runs {language} {sandbox.version} code in the {sandbox.name} sandbox.",
         stateful=True,
+        embedded=lambda: PythonSession(sandbox),
         tools=(
-            BuiltinTool(run=execute_python, description=f"Run code in {language}."),
-            BuiltinTool(run=process_mcp_data, description=f"Run code over a JSON value, in {language}."),
-            BuiltinTool(run=store_execution_result, read_only=False, replaces=True),
-            BuiltinTool(run=get_execution_context),
-            BuiltinTool(run=analyze_financial_data, in_limited_set=False),
+            BuiltinTool(PythonSession.execute_python, description=f"Run code in {language}."),
             BuiltinTool(
-                run=create_data_pipeline,
+                PythonSession.process_mcp_data, description=f"Run code over a JSON value, in {language}."
+            ),
+            BuiltinTool(PythonSession.store_execution_result, read_only=False, replaces=True),
+            BuiltinTool(PythonSession.get_execution_context),
+            BuiltinTool(PythonSession.analyze_financial_data, in_limited_set=False),
+            BuiltinTool(
+                PythonSession.create_data_pipeline,
                 description=f"Filter, map and sort JSON by expressions in {language}.",
                 in_limited_set=False,
             ),
         ),
     )
-
-
-def open_sessions(sandbox: Sandbox) -> OpenUpstream:
-    """Return what opens a session of its own for each client."""
-    return lambda: nullcontext(PythonSession(sandbox))

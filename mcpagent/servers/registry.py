@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
-from contextlib import nullcontext
 from pathlib import Path
 
 from mcpagent.errors import UserError
-from mcpagent.servers.builtin import BuiltinServer, OpenUpstream, ServerDefinition, Upstream
-from mcpagent.servers.fmp import FMP, EmbeddedFmp
+from mcpagent.servers.builtin import BuiltinServer, ServerDefinition, Upstream
+from mcpagent.servers.fmp import FMP
 from mcpagent.servers.ledger import Ledger
 from mcpagent.servers.names import BUILTIN_NAMES as BUILTIN_NAMES
 from mcpagent.servers.names import KEY_NAMES, UpstreamKind
-from mcpagent.servers.polygon import POLYGON, EmbeddedPolygon
+from mcpagent.servers.polygon import POLYGON
 from mcpagent.servers.sandbox.contract import SandboxKind
-from mcpagent.servers.slack import SLACK, EmbeddedSlack
-from mcpagent.servers.tavily import TAVILY, EmbeddedTavily
+from mcpagent.servers.slack import SLACK
+from mcpagent.servers.tavily import TAVILY
 from mcpagent.storage.packages import require
 
 _PYTHON = "python"  # its definition depends on the sandbox, which has to be tried first
 _DEFINITIONS = {definition.name: definition for definition in (POLYGON, FMP, TAVILY, SLACK)}
-
-_EMBEDDED: dict[str, OpenUpstream] = {
-    "polygon": lambda: nullcontext(EmbeddedPolygon()),
-    "fmp": lambda: nullcontext(EmbeddedFmp()),
-    "tavily": lambda: nullcontext(EmbeddedTavily()),
-    "slack": lambda: nullcontext(EmbeddedSlack()),
-}
 
 
 def build_server(
@@ -46,30 +38,26 @@ def build_server(
     `ledger` defaults to the file that `MCPAGENT_CALL_LEDGER` names. Raises `UserError` for an unknown name, a
     missing key or a sandbox that this machine does not have.
     """
-    definition, opened = (
-        _python(sandbox) if name == _PYTHON else (_definition(name), _upstream(name, upstream, allow_send))
-    )
     return BuiltinServer(
-        definition,
-        upstream=opened,
+        _python(sandbox) if name == _PYTHON else _definition(name),
+        upstream=_upstream(name, allow_send) if upstream is UpstreamKind.LIVE else None,
         limited=limited,
         ledger=Ledger(ledger) if ledger is not None else Ledger.from_environment(),
     )
 
 
-def _python(kind: SandboxKind) -> tuple[ServerDefinition, Upstream]:
-    from mcpagent.servers.python import open_sessions, python_definition
+def _python(kind: SandboxKind) -> ServerDefinition:
+    from mcpagent.servers.python import python_definition
     from mcpagent.servers.sandbox.choose import choose_sandbox
 
-    sandbox = choose_sandbox(kind).sandbox
-    return python_definition(sandbox), Upstream(open=open_sessions(sandbox))
+    return python_definition(choose_sandbox(kind).sandbox)
 
 
-def _upstream(name: str, kind: UpstreamKind, allow_send: Collection[str]) -> Upstream:
-    """Return the upstream of a server; one that asks no web service is the same with every kind."""
-    if kind is UpstreamKind.LIVE and name in KEY_NAMES:
-        return _live_slack(allow_send) if name == "slack" else _live_upstream(name)
-    return Upstream(open=_EMBEDDED[name])
+def _upstream(name: str, allow_send: Collection[str]) -> Upstream | None:
+    """Return the live upstream of a server; None if it asks no web service."""
+    if name not in KEY_NAMES:
+        return None
+    return _live_slack(allow_send) if name == "slack" else _live_upstream(name)
 
 
 def _live_upstream(name: str) -> Upstream:

@@ -6,9 +6,8 @@ import functools
 import re
 import sqlite3
 import threading
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
-from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
@@ -39,52 +38,6 @@ class PageText(Answer):
 
 class ShortAnswer(Answer):
     answer: str
-
-
-class TavilyUpstream(Protocol):
-    """Where the answers come from. Every method raises `ToolError` with a sentence for the model."""
-
-    async def search(self, query: str, *, max_results: int) -> SearchResults:
-        """Pages that match, each with a passage of its text."""
-        ...
-
-    async def extract(self, url: str) -> PageText:
-        """Return the text of a page."""
-        ...
-
-    async def qna(self, query: str) -> ShortAnswer:
-        """Return one short answer to a question."""
-        ...
-
-
-def _upstream(ctx: Context[Any, Any]) -> TavilyUpstream:
-    return ctx.request_context.lifespan_context
-
-
-async def tavily_search(query: QueryArg, ctx: Context, max_results: int = 3) -> SearchResults:
-    """Search the web."""
-    return await _upstream(ctx).search(query, max_results=max_results)
-
-
-async def tavily_extract(url: Annotated[str, Field(description="Page address.")], ctx: Context) -> PageText:
-    """Text of a web page."""
-    return await _upstream(ctx).extract(url)
-
-
-async def tavily_qna_search(query: QueryArg, ctx: Context) -> ShortAnswer:
-    """Short answer to a question, from the web."""
-    return await _upstream(ctx).qna(query)
-
-
-TAVILY = ServerDefinition(
-    name="tavily",
-    instructions="Web search, page text and short answers.",
-    tools=(
-        BuiltinTool(run=tavily_search),
-        BuiltinTool(run=tavily_extract),
-        BuiltinTool(run=tavily_qna_search),
-    ),
-)
 
 
 _MAX_QUERY_WORDS = 32
@@ -148,25 +101,37 @@ def _index() -> PageIndex:
 
 
 class EmbeddedTavily:
-    """A `TavilyUpstream` without state; the index is built at the process's first call."""
+    """The tools of tavily, answered from the data set; the index is built at the process's first call."""
 
-    async def search(self, query: str, *, max_results: int) -> SearchResults:
-        """Pages that match, each with a passage of its text."""
+    async def tavily_search(self, query: QueryArg, max_results: int = 3) -> SearchResults:
+        """Search the web."""
         matches = _index().search(query, limit=at_least_one("max_results", max_results))
         return SearchResults(
             results=[SearchResult(title=p.title, url=p.url, content=sentence) for p, sentence in matches]
         )
 
-    async def extract(self, url: str) -> PageText:
-        """Return the text of a page."""
+    async def tavily_extract(self, url: Annotated[str, Field(description="Page address.")]) -> PageText:
+        """Text of a web page."""
         page = _index().page(url.strip().rstrip("/"))
         if page is None:
             raise ToolError(f"No page at {echo(url)}.")
         return PageText(url=page.url, text=page.text)
 
-    async def qna(self, query: str) -> ShortAnswer:
-        """Return one short answer to a question."""
+    async def tavily_qna_search(self, query: QueryArg) -> ShortAnswer:
+        """Short answer to a question, from the web."""
         matches = _index().search(query, limit=1)
         if not matches:
             raise ToolError("No page answers this query.")
         return ShortAnswer(answer=matches[0][1])
+
+
+TAVILY = ServerDefinition(
+    name="tavily",
+    instructions="Web search, page text and short answers.",
+    embedded=EmbeddedTavily,
+    tools=(
+        BuiltinTool(EmbeddedTavily.tavily_search),
+        BuiltinTool(EmbeddedTavily.tavily_extract),
+        BuiltinTool(EmbeddedTavily.tavily_qna_search),
+    ),
+)

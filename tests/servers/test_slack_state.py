@@ -10,7 +10,7 @@ from mcp import Client
 
 from mcpagent.servers.embedded import build
 from mcpagent.servers.registry import build_server
-from mcpagent.servers.slack import EmbeddedSlack, Reaction, SentMessage, Snapshot, WorkspaceChanges
+from mcpagent.servers.slack import EmbeddedSlack, Reaction, SentMessage, WorkspaceChanges
 from tests.servers.calls import CHANNEL, text_of, with_client
 
 SEEDED = {"user": CHANNEL.message.user, "text": CHANNEL.message.text, "ts": CHANNEL.message.ts}
@@ -83,22 +83,17 @@ def test_replies_follow_their_parent_and_a_reaction_is_accepted_once() -> None:
     with_client(build_server("slack"), work)
 
 
-def test_the_changes_of_a_session_are_the_difference_of_its_snapshots() -> None:
+def test_the_changes_of_a_session_are_what_it_added_in_order() -> None:
     async def main() -> None:
         workspace = EmbeddedSlack()
-        assert await workspace.changes() == WorkspaceChanges(messages=[], reactions=[])
-        await workspace.send(CHANNEL.id, "one")
-        before = workspace.snapshot()
-        sent = await workspace.send(f"#{CHANNEL.name}", "two")
-        await workspace.react(CHANNEL.id, CHANNEL.message.ts, "eyes")
-        added = workspace.snapshot().since(before)
-        assert [(channel, message.text) for channel, message in added.messages] == [(CHANNEL.id, "two")]
-        assert added.reactions == ((CHANNEL.id, CHANNEL.message.ts, "eyes"),)
-        changes = await workspace.changes()
+        assert await workspace.get_slack_workspace_changes() == WorkspaceChanges(messages=[], reactions=[])
+        await workspace.send_slack_message(CHANNEL.id, "one")
+        sent = await workspace.send_slack_message(f"#{CHANNEL.name}", "two")
+        await workspace.add_slack_reaction(CHANNEL.id, CHANNEL.message.ts, "eyes")
+        changes = await workspace.get_slack_workspace_changes()
         assert [m.text for m in changes.messages] == ["one", "two"]
         assert changes.messages[1] == SentMessage(channel=CHANNEL.id, text="two", ts=sent.ts)
         assert changes.reactions == [Reaction(channel=CHANNEL.id, ts=CHANNEL.message.ts, name="eyes")]
-        assert workspace.snapshot().since(workspace.snapshot()) == Snapshot()
 
     asyncio.run(main())
 

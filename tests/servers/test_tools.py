@@ -171,7 +171,7 @@ def test_symbols_match_in_any_case_and_with_spaces_and_numbers_may_be_strings() 
 @settings(derandomize=True)
 @given(query=st.text(max_size=60) | st.text("'\"*()^:-+AND OR NEAR_", max_size=30), limit=st.integers(1))
 def test_no_query_text_is_search_syntax(query: str, limit: int) -> None:
-    found = asyncio.run(EmbeddedTavily().search(query, max_results=limit))
+    found = asyncio.run(EmbeddedTavily().tavily_search(query, max_results=limit))
     assert all(result.title and result.url and result.content for result in found.results)
 
 

@@ -79,26 +79,26 @@ class _Day(BaseModel):
 
 
 class LiveFmp:
-    """An `FmpUpstream`. The service answers with a list, an empty one if it knows nothing."""
+    """The tools of fmp. The service answers with a list, an empty one if it knows nothing."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
 
-    async def quote(self, symbol: str) -> Quote:
+    async def fmp_get_quote(self, symbol: str) -> Quote:
         """Return the last price, and the change of the day in percent."""
         answer = await self._one("/quote", _Quote, symbol)
         return Quote(
             symbol=answer.symbol, price=answer.price, change_percent=_percent(answer.changePercentage)
         )
 
-    async def company_profile(self, symbol: str) -> CompanyProfile:
+    async def fmp_get_company_profile(self, symbol: str) -> CompanyProfile:
         """Return name and sector of a company."""
         answer = await self._one("/profile", _Profile, symbol)
         if not answer.sector:
             raise ToolError(f"No sector is known of {answer.symbol}.")
         return CompanyProfile(symbol=answer.symbol, name=answer.companyName, sector=answer.sector)
 
-    async def income_statement(self, symbol: str, *, period: Period, limit: int) -> IncomeStatement:
+    async def fmp_get_income_statement(self, symbol: str, period: Period, limit: int) -> IncomeStatement:
         """Return revenue and net income, the newest statement first."""
         name, count = _symbol(symbol), at_least_one("limit", limit)
         answer = await self._api.get(
@@ -109,26 +109,26 @@ class LiveFmp:
         newest_first = sorted(answer, key=lambda s: (s.fiscalYear, s.period), reverse=True)
         return IncomeStatement(symbol=name, statements=[_statement(s) for s in newest_first[:count]])
 
-    async def gainers(self, *, limit: int) -> Movers:
+    async def fmp_get_market_gainers(self, limit: int) -> Movers:
         """Return the stocks that rose most today, in that order."""
         return await self._movers("/biggest-gainers", limit=limit, sign=-1)
 
-    async def losers(self, *, limit: int) -> Movers:
+    async def fmp_get_market_losers(self, limit: int) -> Movers:
         """Return the stocks that fell most today, in that order."""
         return await self._movers("/biggest-losers", limit=limit, sign=1)
 
-    async def search_ticker(self, query: str, *, limit: int) -> SymbolMatches:
+    async def fmp_search_ticker(self, query: str, limit: int) -> SymbolMatches:
         """Search symbols and names apart, as the service does; names fill what symbols leave of `limit`."""
         answer = await self._search("/search-symbol", query, limit)
         if len(answer) < limit:
             answer = answer | await self._search("/search-name", query, limit)
         return _matches(answer, limit)
 
-    async def search_name(self, query: str, *, limit: int) -> SymbolMatches:
+    async def fmp_search_name(self, query: str, limit: int) -> SymbolMatches:
         """Return companies whose name matches."""
         return _matches(await self._search("/search-name", query, limit), limit)
 
-    async def stock_news(self, symbol: str, *, limit: int) -> Articles:
+    async def fmp_get_stock_news(self, symbol: str, limit: int) -> Articles:
         """Return articles about a company, the newest first."""
         count = at_least_one("limit", limit)
         answer = await self._api.get("/news/stock", list[_Article], symbols=_symbol(symbol), limit=count)
@@ -140,19 +140,21 @@ class LiveFmp:
             ]
         )
 
-    async def change_percent(self, symbol: str) -> ChangePercent:
+    async def fmp_get_change_percent(self, symbol: str) -> ChangePercent:
         """Return the change of the day in percent."""
         answer = await self._one("/stock-price-change", _Change, symbol)
         return ChangePercent(symbol=answer.symbol, change_percent=_percent(answer.day))
 
-    async def previous_close(self, symbol: str) -> PreviousClose:
+    async def fmp_get_previous_close(self, symbol: str) -> PreviousClose:
         """Return the closing price of the last trading day."""
         answer = await self._one("/quote", _Quote, symbol)
         return PreviousClose(symbol=answer.symbol, previous_close=answer.previousClose)
 
-    async def historical_prices(self, symbol: str, *, start: str, end: str) -> HistoricalPrices:
+    async def fmp_get_historical_prices(
+        self, symbol: str, start_date: str, end_date: str
+    ) -> HistoricalPrices:
         """Return closing prices from `start` to `end`, the oldest first."""
-        name, (first_day, last_day) = _symbol(symbol), days(start, end)
+        name, (first_day, last_day) = _symbol(symbol), days(start_date, end_date)
         answer = await self._api.get(
             "/historical-price-eod/light", list[_Day], symbol=name, **{"from": first_day, "to": last_day}
         )

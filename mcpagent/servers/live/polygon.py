@@ -98,14 +98,16 @@ class _LastTrade(BaseModel):
 
 
 class LivePolygon:
-    """A `PolygonUpstream`. The service has no word for an unknown ticker in bars and news: they are empty."""
+    """The tools of polygon. Of an unknown ticker the service has empty bars and news."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
 
-    async def aggs(self, ticker: str, *, start: str, end: str, frequency: Frequency) -> Aggs:
+    async def polygon_get_aggs(
+        self, ticker: str, start_date: str, end_date: str, frequency: Frequency
+    ) -> Aggs:
         """Weeks and months are joined from days here, so that a bar means the same as embedded."""
-        symbol, (first_day, last_day) = _symbol(ticker), days(start, end)
+        symbol, (first_day, last_day) = _symbol(ticker), days(start_date, end_date)
         path = f"/v2/aggs/ticker/{quote(symbol)}/range/1/day/{first_day}/{last_day}"
         daily = [
             Bar(date=_date(bar.t), open=bar.o, close=bar.c)
@@ -114,7 +116,7 @@ class LivePolygon:
         ]
         return Aggs(ticker=symbol, bars=by_period(daily, frequency))
 
-    async def news(self, ticker: str, *, limit: int) -> Articles:
+    async def polygon_get_news(self, ticker: str, limit: int) -> Articles:
         """Return articles about a company, the newest first."""
         symbol, count = _symbol(ticker), at_least_one("limit", limit)
         articles: list[Article] = []
@@ -129,19 +131,19 @@ class LivePolygon:
                 break
         return Articles(articles=articles[:count])
 
-    async def ticker_details(self, ticker: str) -> TickerDetails:
+    async def polygon_get_ticker_details(self, ticker: str) -> TickerDetails:
         """Return name and market capitalisation of a company."""
         answer = (await self._about(ticker, "/v3/reference/tickers/{}", _Details)).results
         if answer.market_cap is None:
             raise ToolError(f"No market cap is known of {answer.ticker}.")
         return TickerDetails(ticker=answer.ticker, name=answer.name, market_cap=round(answer.market_cap))
 
-    async def market_status(self) -> MarketStatus:
+    async def polygon_get_market_status(self) -> MarketStatus:
         """Return whether the market is open, and the time there."""
         status = await self._api.get("/v1/marketstatus/now", _Status)
         return MarketStatus(market=status.market, server_time=status.serverTime)
 
-    async def previous_close(self, ticker: str) -> PreviousClose:
+    async def polygon_get_previous_close(self, ticker: str) -> PreviousClose:
         """Return closing price and volume of the last trading day."""
         answer = await self._about(ticker, "/v2/aggs/ticker/{}/prev", _Bars)
         if not answer.results:
@@ -149,12 +151,12 @@ class LivePolygon:
         bar = answer.results[0]
         return PreviousClose(ticker=_symbol(ticker), close=bar.c, volume=round(bar.v))
 
-    async def last_trade(self, ticker: str) -> LastTrade:
+    async def polygon_get_last_trade(self, ticker: str) -> LastTrade:
         """Price and size of the last trade."""
         trade = (await self._about(ticker, "/v2/last/trade/{}", _LastTrade)).results
         return LastTrade(ticker=_symbol(ticker), price=trade.p, size=round(trade.s))
 
-    async def search_tickers(self, query: str, *, limit: int, cursor: str) -> TickerMatches:
+    async def polygon_search_tickers(self, query: str, limit: int, cursor: str) -> TickerMatches:
         """Return one page of the companies whose symbol or name matches."""
         count = min(at_least_one("limit", limit), _MAX_TICKERS)
         # A cursor carries its query with it; the service refuses both together.

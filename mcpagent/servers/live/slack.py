@@ -214,7 +214,7 @@ class _Done(BaseModel):
 
 
 class LiveSlack:
-    """A `SlackUpstream`. `allow_send` holds the names or ids of the channels that may be written to."""
+    """The tools of slack. `allow_send` holds the names or ids of the channels that may be written to."""
 
     def __init__(self, api: SlackApi, *, allow_send: Collection[str]) -> None:
         self._api = api
@@ -223,7 +223,7 @@ class LiveSlack:
         self._sent: list[SentMessage] = []
         self._reactions: list[Reaction] = []
 
-    async def channels(self, *, limit: int, cursor: str) -> Channels:
+    async def list_slack_channels(self, limit: int, cursor: str) -> Channels:
         """Return one page of the channels."""
         page = await self._channels(min(at_least_one("limit", limit), _MAX_CHANNELS), cursor)
         return Channels(
@@ -231,7 +231,7 @@ class LiveSlack:
             next_cursor=page.response_metadata.next_cursor,
         )
 
-    async def send(self, channel: str, message: str) -> Sent:
+    async def send_slack_message(self, channel: str, message: str) -> Sent:
         """Post a message to a channel."""
         target = await self._writable(channel)
         if not message.strip():
@@ -240,13 +240,13 @@ class LiveSlack:
         self._sent.append(SentMessage(channel=posted.channel, text=message, ts=posted.ts))
         return Sent(channel=posted.channel, ts=posted.ts)
 
-    async def history(self, channel_id: str, *, limit: int) -> History:
+    async def get_slack_channel_history(self, channel_id: str, limit: int) -> History:
         """Return the newest messages of a channel."""
         count, channel = at_least_one("limit", limit), await self._id(channel_id)
         messages = await self._messages("conversations.history", count, channel=channel)
         return History(messages=messages[:count])
 
-    async def users(self, *, limit: int, cursor: str) -> Users:
+    async def list_slack_users(self, limit: int, cursor: str) -> Users:
         """Return one page of the users."""
         page_size = min(at_least_one("limit", limit), _MAX_USERS)
         page = await self._api.call("users.list", _Users, limit=page_size, cursor=cursor)
@@ -255,29 +255,29 @@ class LiveSlack:
             next_cursor=page.response_metadata.next_cursor,
         )
 
-    async def thread(self, channel_id: str, ts: str) -> Thread:
+    async def get_slack_thread_replies(self, channel_id: str, thread_ts: str) -> Thread:
         """Return a message and its replies."""
         channel = await self._id(channel_id)
-        messages = await self._messages("conversations.replies", None, channel=channel, ts=ts.strip())
+        messages = await self._messages("conversations.replies", None, channel=channel, ts=thread_ts.strip())
         return Thread(messages=messages)
 
-    async def react(self, channel_id: str, ts: str, name: str) -> Reaction:
+    async def add_slack_reaction(self, channel_id: str, timestamp: str, reaction: str) -> Reaction:
         """Add a reaction to a message."""
         target = await self._writable(channel_id)
-        emoji = name.strip().strip(":")
+        emoji = reaction.strip().strip(":")
         if not emoji:
             raise ToolError("reaction is empty.")
-        await self._api.call("reactions.add", _Done, channel=target, timestamp=ts.strip(), name=emoji)
-        reaction = Reaction(channel=target, ts=ts.strip(), name=emoji)
-        self._reactions.append(reaction)
-        return reaction
+        await self._api.call("reactions.add", _Done, channel=target, timestamp=timestamp.strip(), name=emoji)
+        added = Reaction(channel=target, ts=timestamp.strip(), name=emoji)
+        self._reactions.append(added)
+        return added
 
-    async def identity(self) -> Identity:
+    async def slack_auth_test(self) -> Identity:
         """Return the user that the calls are made as."""
         me = await self._api.call("auth.test", _Identity)
         return Identity(user_id=me.user_id, user=me.user, team=me.team)
 
-    async def changes(self) -> WorkspaceChanges:
+    async def get_slack_workspace_changes(self) -> WorkspaceChanges:
         """Return the messages and reactions that this client made."""
         return WorkspaceChanges(messages=list(self._sent), reactions=list(self._reactions))
 

@@ -40,12 +40,12 @@ class _Pages(BaseModel):
 
 
 class LiveTavily:
-    """A `TavilyUpstream`."""
+    """The tools of tavily."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
 
-    async def search(self, query: str, *, max_results: int) -> SearchResults:
+    async def tavily_search(self, query: str, max_results: int) -> SearchResults:
         """Pages that match, each with a passage of its text."""
         count = at_least_one("max_results", max_results)
         if not query.strip():  # the service refuses it; the embedded one finds nothing
@@ -59,7 +59,7 @@ class LiveTavily:
             ]
         )
 
-    async def extract(self, url: str) -> PageText:
+    async def tavily_extract(self, url: str) -> PageText:
         """Return the text of a page."""
         address = url.strip()
         if not address:
@@ -69,7 +69,7 @@ class LiveTavily:
             raise ToolError(f"No page at {echo(url)}.")
         return PageText(url=answer.results[0].url, text=answer.results[0].raw_content)
 
-    async def qna(self, query: str) -> ShortAnswer:
+    async def tavily_qna_search(self, query: str) -> ShortAnswer:
         """Return one short answer to a question."""
         if not query.strip():
             raise ToolError(_NO_ANSWER)

@@ -212,7 +212,7 @@ def test_an_exception_that_nobody_foresaw_is_logged_without_the_key(
     replay: ReplayService, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
-        async def quote(self, symbol: str) -> None:
+        async def fmp_get_quote(self, symbol: str) -> None:
             raise RuntimeError(f"unexpected: apikey={KEYS['FMP_API_KEY']}")
 
     redact = read_settings("fmp", base_url="").redact

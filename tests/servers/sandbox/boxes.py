@@ -11,8 +11,8 @@ from mcp import Client
 from mcp.types import CallToolResult
 
 from mcpagent.errors import UserError
-from mcpagent.servers.builtin import BuiltinServer, Upstream
-from mcpagent.servers.python import open_sessions, python_definition
+from mcpagent.servers.builtin import BuiltinServer
+from mcpagent.servers.python import python_definition
 from mcpagent.servers.sandbox.choose import choose_sandbox
 from mcpagent.servers.sandbox.contract import Sandbox, SandboxKind, SandboxLimits
 from tests.servers.calls import text_of
@@ -44,8 +44,7 @@ def sandbox_of(kind: SandboxKind, limits: SandboxLimits = LIMITS) -> Sandbox:
 
 @cache
 def server_of(kind: SandboxKind, limits: SandboxLimits = LIMITS) -> BuiltinServer:
-    sandbox = sandbox_of(kind, limits)
-    return BuiltinServer(python_definition(sandbox), upstream=Upstream(open=open_sessions(sandbox)))
+    return BuiltinServer(python_definition(sandbox_of(kind, limits)))
 
 
 async def execute(client: Client, code: str) -> CallToolResult:
