@@ -13,7 +13,16 @@ from typing import TypeVar
 from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.seeds import derive_seed
-from mcpagent.servers.builtin import Article, Articles, at_least_one, days, echo, first, unknown_symbol
+from mcpagent.servers.builtin import (
+    Answer,
+    Article,
+    Articles,
+    at_least_one,
+    days,
+    echo,
+    first,
+    unknown_symbol,
+)
 
 DATASET_VERSION = 1  # raise it when any answer changes: datasets made from other answers are stale
 DATASET_DATE = date(2025, 11, 18)
@@ -52,9 +61,8 @@ _HEADLINES = (
 _USERS = ("ada", "boris", "chen", "dara", "emil", "farah")
 
 
-@dataclass(frozen=True, slots=True)
-class PriceBar:
-    """One trading day."""
+class Bar(Answer):
+    """`date` is the first trading day of the bar."""
 
     date: str
     open: float
@@ -99,17 +107,13 @@ class Company:
     pages: tuple[Page, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceUser:
-    """A person in the chat workspace."""
-
+class User(Answer):
     id: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """A message; `user` is an id, `ts` names it within its channel."""
+class Message(Answer):
+    """`user` is a user id."""
 
     user: str
     text: str
@@ -123,8 +127,8 @@ class WorkspaceChannel:
     id: str
     name: str
     watches: str
-    message: ChatMessage
-    replies: tuple[ChatMessage, ...]
+    message: Message
+    replies: tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Dataset:
     seed: int
     companies: tuple[Company, ...]
     channels: tuple[WorkspaceChannel, ...]
-    users: tuple[WorkspaceUser, ...]  # the first one is the user of the server's own token
+    users: tuple[User, ...]  # the first one is the user of the server's own token
 
     @functools.cached_property
     def by_ticker(self) -> dict[str, Company]:
@@ -160,22 +164,22 @@ def build(seed: int = 0) -> Dataset:
         seed=seed,
         companies=_companies(tickers, seed=seed),
         channels=_channels(tickers, rng=_rng(seed, "channels")),
-        users=tuple(WorkspaceUser(id=f"U{100 + i}", name=name) for i, name in enumerate(_USERS)),
+        users=tuple(User(id=f"U{100 + i}", name=name) for i, name in enumerate(_USERS)),
     )
 
 
 @functools.lru_cache(maxsize=N_COMPANIES)
-def daily_bars(company: Company, *, seed: int = 0) -> tuple[PriceBar, ...]:
+def daily_bars(company: Company, *, seed: int = 0) -> tuple[Bar, ...]:
     """60 trading days, oldest first, the last one closing at the company's previous close."""
     rng = _rng(seed, "bars", company.ticker)
     day, close = DATASET_DATE, company.previous_close
-    bars: list[PriceBar] = []
+    bars: list[Bar] = []
     while len(bars) < N_BARS:
         day -= timedelta(days=1)
         if day.weekday() >= 5:
             continue
         opened = round(close * (1 + rng.uniform(-0.02, 0.02)), 2)
-        bars.append(PriceBar(date=day.isoformat(), open=opened, close=close))
+        bars.append(Bar(date=day.isoformat(), open=opened, close=close))
         close = round(opened * (1 + rng.uniform(-0.01, 0.01)), 2)
     return tuple(reversed(bars))
 
@@ -278,8 +282,8 @@ def _channels(tickers: list[str], *, rng: Random) -> tuple[WorkspaceChannel, ...
     channels: list[WorkspaceChannel] = []
     for index, (number, name, ticker) in enumerate(zip(ids, names, watched, strict=True)):
         posted_s = SERVER_EPOCH_S - 86_400 + rng.randint(0, 43_200)
-        message = ChatMessage(f"U{rng.randint(101, 105)}", f"watch {ticker}", f"{posted_s}.000100")
-        reply = ChatMessage(f"U{rng.randint(101, 105)}", "noted", f"{posted_s + 600}.000100")
+        message = Message(user=f"U{rng.randint(101, 105)}", text=f"watch {ticker}", ts=f"{posted_s}.000100")
+        reply = Message(user=f"U{rng.randint(101, 105)}", text="noted", ts=f"{posted_s + 600}.000100")
         channels.append(
             WorkspaceChannel(
                 id=f"C{number}",
@@ -312,7 +316,7 @@ def page(items: Sequence[T], *, limit: int, cursor: str) -> tuple[Sequence[T], s
     return items[start:end], str(end) if end < len(items) else ""
 
 
-def bars_between(company: Company, *, start: str, end: str) -> list[PriceBar]:
+def bars_between(company: Company, *, start: str, end: str) -> list[Bar]:
     """Return daily bars from one day to the other, both included. Raises `ToolError` for bad dates."""
     first_day, last_day = days(start, end)
     return [bar for bar in daily_bars(company) if first_day <= bar.date <= last_day]

@@ -11,20 +11,12 @@ from pydantic import Field
 
 from mcpagent.servers import embedded as lookup
 from mcpagent.servers.builtin import Answer, Articles, BuiltinTool, ServerDefinition
-from mcpagent.servers.embedded import SERVER_TIME, build
+from mcpagent.servers.embedded import SERVER_TIME, Bar, build
 
 Frequency = Literal["daily", "weekly", "monthly"]
 TickerArg = Annotated[str, Field(description="Stock ticker.")]
 StartArg = Annotated[str, Field(description="First day, YYYY-MM-DD.")]
 EndArg = Annotated[str, Field(description="Last day, YYYY-MM-DD.")]
-
-
-class Bar(Answer):
-    """`date` is the first trading day of the bar."""
-
-    date: str
-    open: float
-    close: float
 
 
 class Aggs(Answer):
@@ -105,8 +97,7 @@ class EmbeddedPolygon:
     ) -> Aggs:
         """Price bars of a stock between two dates."""
         company = lookup.company(self._data, ticker)
-        bars = lookup.bars_between(company, start=start_date, end=end_date)
-        daily = [Bar(date=bar.date, open=bar.open, close=bar.close) for bar in bars]
+        daily = lookup.bars_between(company, start=start_date, end=end_date)
         return Aggs(ticker=company.ticker, bars=by_period(daily, frequency))
 
     async def polygon_get_news(self, ticker: TickerArg, limit: int = 5) -> Articles:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mcpagent.servers import embedded as lookup
 from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition, echo, first
-from mcpagent.servers.embedded import SERVER_EPOCH_S, ChatMessage, WorkspaceChannel, build
+from mcpagent.servers.embedded import SERVER_EPOCH_S, Message, User, WorkspaceChannel, build
 
 ChannelIdArg = Annotated[str, Field(description="Channel id.")]
 
@@ -33,14 +33,6 @@ class Sent(Answer):
     ts: str
 
 
-class Message(Answer):
-    """`user` is a user id."""
-
-    user: str
-    text: str
-    ts: str
-
-
 class History(Answer):
     """Newest message first."""
 
@@ -51,11 +43,6 @@ class Thread(Answer):
     """The parent, then its replies, oldest first."""
 
     messages: list[Message]
-
-
-class User(Answer):
-    id: str
-    name: str
 
 
 class Users(Answer):
@@ -100,7 +87,7 @@ class EmbeddedSlack:
 
     def __init__(self) -> None:
         self._data = build()
-        self._sent: list[tuple[str, ChatMessage]] = []
+        self._sent: list[tuple[str, Message]] = []
         self._reactions: list[Reaction] = []
 
     async def list_slack_channels(self, limit: int = 100, cursor: str = "") -> Channels:
@@ -119,18 +106,18 @@ class EmbeddedSlack:
             raise ToolError(f"message is longer than {_MAX_MESSAGE_CHARS} characters.")
         ts = f"{SERVER_EPOCH_S + len(self._sent) + 1}.000100"
         me = self._data.users[0].id
-        self._sent.append((target.id, ChatMessage(me, message, ts)))
+        self._sent.append((target.id, Message(user=me, text=message, ts=ts)))
         return Sent(channel=target.id, ts=ts)
 
     async def get_slack_channel_history(self, channel_id: ChannelIdArg, limit: int = 10) -> History:
         """Latest messages of a channel, newest first."""
         newest_first = list(reversed(self._messages(self._channel(channel_id))))
-        return History(messages=[_message(m) for m in first(newest_first, limit)])
+        return History(messages=list(first(newest_first, limit)))
 
     async def list_slack_users(self, limit: int = 100, cursor: str = "") -> Users:
         """Users of the workspace."""
         users, next_cursor = lookup.page(self._data.users, limit=limit, cursor=cursor)
-        return Users(users=[User(id=u.id, name=u.name) for u in users], next_cursor=next_cursor)
+        return Users(users=list(users), next_cursor=next_cursor)
 
     async def get_slack_thread_replies(
         self,
@@ -141,7 +128,7 @@ class EmbeddedSlack:
         channel = self._channel(channel_id)
         parent = self._message(channel, thread_ts)
         replies = channel.replies if parent is channel.message else ()
-        return Thread(messages=[_message(m) for m in (parent, *replies)])
+        return Thread(messages=[parent, *replies])
 
     async def add_slack_reaction(
         self,
@@ -177,19 +164,15 @@ class EmbeddedSlack:
             raise ToolError(f"Unknown channel {echo(id_or_name)}.")
         return channel
 
-    def _messages(self, channel: WorkspaceChannel) -> list[ChatMessage]:
+    def _messages(self, channel: WorkspaceChannel) -> list[Message]:
         """Oldest first."""
         return [channel.message, *(message for id, message in self._sent if id == channel.id)]
 
-    def _message(self, channel: WorkspaceChannel, ts: str) -> ChatMessage:
+    def _message(self, channel: WorkspaceChannel, ts: str) -> Message:
         for message in self._messages(channel):
             if message.ts == ts.strip():
                 return message
         raise ToolError(f"No message {echo(ts)} in {channel.id}.")
-
-
-def _message(message: ChatMessage) -> Message:
-    return Message(user=message.user, text=message.text, ts=message.ts)
 
 
 SLACK = ServerDefinition(

@@ -23,8 +23,8 @@ FINGERPRINT = "1c8dbe5ab56fe9260f2aab0a2a91e32321db95d6309da3555d7aa07a5df927bf"
 
 
 def fingerprint(dataset: Dataset) -> str:
-    everything = {**asdict(dataset), "bars": [[asdict(b) for b in daily_bars(c)] for c in dataset.companies]}
-    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
+    everything = {**asdict(dataset), "bars": [daily_bars(c) for c in dataset.companies]}
+    return hashlib.sha256(json.dumps(everything, sort_keys=True, default=vars).encode()).hexdigest()
 
 
 def test_the_data_set_is_the_pinned_one() -> None:

@@ -13,10 +13,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
 from mcpagent.servers.builtin import Article, Articles, at_least_one, days, echo, unknown_symbol
+from mcpagent.servers.embedded import Bar
 from mcpagent.servers.live.client import ApiClient, LiveSettings, Rate, RefusedRequest, RequestPace, open_api
 from mcpagent.servers.polygon import (
     Aggs,
-    Bar,
     Frequency,
     LastTrade,
     MarketStatus,

@@ -22,6 +22,7 @@ from slack_sdk.web.async_slack_response import AsyncSlackResponse
 from mcpagent.config.environment import environment
 from mcpagent.core.values import retry_after_s
 from mcpagent.servers.builtin import at_least_one, clean_values, echo
+from mcpagent.servers.embedded import Message, User
 from mcpagent.servers.live.client import (
     LiveSettings,
     Rate,
@@ -37,12 +38,10 @@ from mcpagent.servers.slack import (
     Channels,
     History,
     Identity,
-    Message,
     Reaction,
     Sent,
     SentMessage,
     Thread,
-    User,
     Users,
     WorkspaceChanges,
 )
