@@ -86,7 +86,7 @@ class OpenFailed(Exception):
 
 
 class ServerEnded(Exception):
-    """How a server ended that nobody asked to. `is_lasting` if it would do so again at once."""
+    """How a server ended by itself. `is_lasting` if it would do so again at once."""
 
     def __init__(self, text: str, *, is_lasting: bool = False) -> None:
         super().__init__(text)
@@ -94,7 +94,7 @@ class ServerEnded(Exception):
 
 
 def untold(_ended: ServerEnded) -> None:
-    """For a connection whose end nobody asks the reason of."""
+    """Ignore why a connection ended."""
 
 
 def classify(error: BaseException) -> CallFailed | CallLost:

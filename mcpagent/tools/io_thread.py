@@ -78,7 +78,7 @@ class IOThread:
 
         def settle(task: asyncio.Task[T]) -> None:
             if outcome.cancelled():
-                return  # nobody waits for it any more
+                return  # no caller waits for it any more
             if task.cancelled():
                 outcome.set_exception(CancelledError())
             elif (error := task.exception()) is not None:

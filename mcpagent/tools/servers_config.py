@@ -75,7 +75,7 @@ class StdioServer:
     """A server run as a child process. The child sees what `inherited` passes on, and `env`.
 
     `timeout_s` is the hard deadline of a call, None for the pool's default. `isolation` None means shared.
-    `written` is the command and its arguments for a shell, with `${VAR}` where the file has it.
+    `written` is the command and its arguments for a shell, with each `${VAR}` as the file has it.
     """
 
     name: str

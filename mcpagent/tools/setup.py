@@ -73,15 +73,15 @@ def recording(
 
 
 def _secrets() -> Mapping[str, str]:
-    """Those that are known by now: of the servers, which were read, and of the environment."""
+    """Return the secrets of the servers, which were read, and of the environment."""
     environment()
     return SECRETS.names
 
 
 def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str:
-    """What decides which program answers: the version that the server reports, and of a built-in one its
-    upstream, of another how it is reached: many report the version of a library or none, and a package is
-    pinned there (`name@1.2.3`), a folder or a database named."""
+    """Return what decides which program answers: the version that the server reports, and of a built-in one
+    its upstream, of another how it is reached: many report the version of a library or none, and a package
+    is pinned there (`name@1.2.3`), a folder or a database named."""
     if config.servers is None:
         return f"{reported} {config.upstream}"
     match server:
@@ -135,7 +135,7 @@ class Tools:
     """What episodes call, and the thread that it lives on. `pool` are the started servers, or the `cassette`
     around or instead of them if there is one. `own_state` are the servers of which each session finds the
     state as it was configured: by a copy, a reset or a process of its own; `own_instances` are those of them
-    that need no reset, so that a session which stays open keeps nobody waiting."""
+    that need no reset, so that a session which stays open holds up no other."""
 
     io: IOThread
     pool: PinnedTools

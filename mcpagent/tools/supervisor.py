@@ -59,7 +59,7 @@ class _PingResult(Enum):
     """The result of a ping."""
 
     ALIVE = auto()  # an answer, if only a refusal: revision 2026-07-28 has dropped ping
-    AWAY = auto()  # over HTTP: nobody there, or the exchange was lost; it may come back by itself
+    AWAY = auto()  # over HTTP: no connection, or the exchange was lost; it may come back by itself
     SILENT = auto()  # no answer in time
     GONE = auto()  # the connection has ended
 
@@ -179,7 +179,7 @@ class ServerSupervisor:
     def lost(self, live: Live, reason: str) -> None:
         """Note that a call or its answer was lost on the way, though not the connection.
 
-        It may be a service that somebody else restarts. While nobody answers there, new calls wait as they do
+        It may be a service that is being restarted. While it does not answer, new calls wait as they do
         for a server that starts: at most `start_timeout_s`."""
         live.is_shaky = True
         self._breaker.failed(reason)
@@ -187,7 +187,7 @@ class ServerSupervisor:
             self._check_health(live, PING_TIMEOUT_S, is_doubted=False)
 
     def keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
-        """Hold a task that nobody may wait for until it is done, and take its exception."""
+        """Hold a task that may be waited for by no caller until it is done, and take its exception."""
         self._unawaited.add(task)
         task.add_done_callback(self._unawaited.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -326,7 +326,7 @@ class ServerSupervisor:
                 raise OpenFailed(self._with_log(text), permanent=True)
             live = ready.result()
         except asyncio.CancelledError:
-            owner.cancel()  # also if it is just ready: nobody will learn of it
+            owner.cancel()  # also if it is just ready: no caller will learn of it
             raise
         if live.number > 1:
             self._on_restart()

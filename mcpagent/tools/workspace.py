@@ -98,7 +98,7 @@ class WorkspaceCopy:
             shutil.rmtree(self.path.parent, ignore_errors=True)
 
     def applied(self, server: StdioServer) -> StdioServer:
-        """Return the server on this copy: where it names `${WORKSPACE}` or the folder, and as its working
+        """Return the server on this copy, which replaces `${WORKSPACE}` and the folder, and is its working
         folder."""
 
         def there(text: str) -> str:
@@ -242,7 +242,7 @@ def _mapped(value: Any, pattern: re.Pattern[str], replacement: str) -> Any:
 
 def files_below(folder: Path, *, most: int) -> list[str]:
     """Return the files in a folder and in those in it, as paths from it, in order; hidden ones are left out,
-    and a level with more than anybody looks at."""
+    and a level with more than is worth a look."""
     files: list[str] = []
     for pattern in ("*", "*/*"):
         try:

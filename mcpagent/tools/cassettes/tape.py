@@ -5,7 +5,7 @@
     .lock          held while one process writes
 
 Why one file under a lock, and not a file a call: a hundred thousand small files are slow to copy and to list
-on the file systems of clusters, and nobody can read them. Lines are only appended, whole and under the lock,
+on the file systems of clusters, and hard to read. Lines are only appended, whole and under the lock,
 so a killed writer leaves at most an unfinished last line, which the next writer removes. In memory a line is
 its key and its offset.
 """

@@ -18,7 +18,7 @@ _FORMATS = {
     "time": "00:00:00Z",
     "duration": "P1D",
     "uuid": "00000000-0000-4000-8000-000000000000",
-    "ipv4": "192.0.2.1",  # RFC 5737: for documentation, answered by nobody
+    "ipv4": "192.0.2.1",  # RFC 5737: for documentation, never answered
     "ipv6": "2001:db8::1",
     "hostname": "example.com",
 }

@@ -109,7 +109,7 @@ class Events:
         self._unasked = unasked
         self.last_id: str | None = None
         self.delay_s = _RESUME_DELAY_S
-        self.malformed: Malformed | None = None  # an event that nobody could read: perhaps the response
+        self.malformed: Malformed | None = None  # an event that could not be read: perhaps the response
 
     async def reply(self, response: httpx2.Response) -> Reply | None:
         """Return the response, None if the stream ended before it. Raises Malformed and Flood."""

@@ -147,7 +147,7 @@ def _as_id(value: object) -> RequestId | None:
 class Inbox:
     """The read stream of a session: messages in order, then the end, which `on_end` reports.
 
-    The SDK tells nobody that a server is gone until the next call, and then a request that was never sent
+    With the SDK, that a server is gone shows only at the next call, and then a request that was never sent
     looks like one that was lost on the way.
     """
 

@@ -50,7 +50,7 @@ class Launcher(Protocol):
 @dataclass(frozen=True)
 class MemoryLauncher:
     """A server object in this process. No handshake is needed: both ends are this very SDK. `keeps_schemas`
-    where its results are made of the very models that its output schemas describe."""
+    if its results are made of the very models that its output schemas describe."""
 
     server: MCPServer[Any] | Server[Any]
     keeps_schemas: bool = False

@@ -28,7 +28,7 @@ _POLL_S = 0.05
 _PARENT_POLL_S = 1.0
 _LOOK_EVERY_S = 5.0  # it reads the whole process table, in some milliseconds
 _PROC = Path("/proc")
-# In the environment of each server: whoever inherits it belongs to that server, whoever its parent is by now.
+# In the environment of each server: a process that inherits it is of that server, whatever its parent is now.
 MARK_ENV = "MCPAGENT_SERVER"
 _HAS_PROC = (_PROC / "self" / "stat").exists()
 
@@ -43,7 +43,7 @@ class _Process(NamedTuple):
 
 
 class ProcessTree:
-    """The group of a process that leads its own, and in other groups the leader's descendants and whoever
+    """The group of a process that leads its own, and in other groups the leader's descendants and what
     carries `mark` (with `MARK_ENV`, as daemons do that left their parents; on Linux)."""
 
     def __init__(self, leader: int, mark: str = "") -> None:
@@ -149,7 +149,7 @@ class Watchdog:
         """Start a process that leads its own group, which ends with us unless `forget` comes first. It has
         `mark` in its environment.
 
-        The watchdog is up first, so that the moment in which nobody knows of the new process is short.
+        The watchdog is up first, so that the moment in which the new process is unwatched is short.
         """
         with self._lock:
             try:
@@ -184,7 +184,7 @@ class Watchdog:
     def _tell(self, line: bytes) -> None:
         try:
             self._write(line)
-        except BrokenPipeError:  # somebody killed it: a new one is told everything
+        except BrokenPipeError:  # it was killed: a new one is told everything
             self._end()
             self._write(b"".join(_line(group, mark) for group, mark in self._groups.items()))
 

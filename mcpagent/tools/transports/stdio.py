@@ -158,7 +158,7 @@ async def _stop(
         tree.signal(number)
     if not await _until(lambda: process.poll() is not None, _KILL_GRACE_S):
         log.warning("server process %d is still alive after SIGKILL", process.pid)
-    tree.look()  # its daemons, which nobody but their mark tells from others once it has ended
+    tree.look()  # its daemons, which only their mark tells from others once it has ended
     if not await _until(lambda: not tree.is_alive(), _FOLLOW_GRACE_S):
         for pid in sorted(tree.living() - {process.pid}):
             with contextlib.suppress(psutil.Error):  # it has just ended
