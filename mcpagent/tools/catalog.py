@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from mcp import Client, MCPError
+from mcp import Client
 from mcp.shared.dispatcher import CallOptions
 from mcp.types import (
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    CallToolResult,
-    EmbeddedResource,
     ListToolsResult,
-    TextContent,
     Tool,
 )
-from mcp.types import ToolAnnotations as Hints
 from mcp_types.methods import parse_server_result
 from pydantic import ValidationError
 
@@ -124,12 +118,11 @@ _METHOD = "tools/list"
 @dataclass(frozen=True)
 class ToolList:
     """The tools of one server; `notes` name those that were left out, and why. `version` is what the server
-    says of itself; empty if it says nothing. `readers` are tools of ours that read what else it has."""
+    says of itself; empty if it says nothing."""
 
     tools: tuple[Tool, ...] = ()
     notes: tuple[str, ...] = ()
     version: str = ""
-    readers: tuple[Tool, ...] = ()
 
 
 def cut_texts(spec: ToolSpec) -> tuple[ToolSpec, int]:
@@ -154,102 +147,8 @@ def why_too_long(spec: ToolSpec) -> str | None:
     return None
 
 
-_URI = {"uri": {"type": "string", "description": "As list_resources gives it, or made from a template."}}
-_PROMPT = {
-    "name": {"type": "string", "description": "As list_prompts gives it."},
-    "arguments": {"type": "object", "additionalProperties": {"type": "string"}},
-}
-_NOT_FOUND = -32002  # a resource that is not there, before 2026-07-28
-
-
-def _reader(name: str, description: str, properties: JsonObject, *required: str) -> Tool:
-    return Tool(
-        name=name,
-        description=description,
-        input_schema={"type": "object", "properties": properties, "required": list(required)},
-        annotations=Hints(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
-    )
-
-
-_RESOURCE_READERS = (
-    _reader("list_resources", "List the resources of this server, and the templates of their URIs.", {}),
-    _reader("read_resource", "Read a resource of this server.", _URI, "uri"),
-)
-_PROMPT_READERS = (
-    _reader("list_prompts", "List the prompts of this server, with their arguments.", {}),
-    _reader("get_prompt", "Get a prompt of this server, filled in with arguments.", _PROMPT, "name"),
-)
-
-
-async def _readers_of(client: Client) -> tuple[Tool, ...]:
-    """The tools that read what a server has besides tools; many say that they may have it, and have none."""
-    offers = client.server_capabilities
-    has_resources = offers.resources is not None and (
-        await _entries(client.list_resources, "resources")
-        or await _entries(client.list_resource_templates, "resource_templates")
-    )
-    has_prompts = offers.prompts is not None and await _entries(client.list_prompts, "prompts")
-    return (*(_RESOURCE_READERS if has_resources else ()), *(_PROMPT_READERS if has_prompts else ()))
-
-
-async def read_as_tool(client: Client, name: str, arguments: JsonObject) -> CallToolResult:
-    """Return the answer of a tool that reads what a server has besides tools. Raises MCPError, though not for
-    what is not there."""
-    try:
-        match name:
-            case "list_resources":
-                listed = {
-                    "resources": await _entries(client.list_resources, "resources"),
-                    "templates": await _entries(client.list_resource_templates, "resource_templates"),
-                }
-                return _as_json_text(listed)
-            case "read_resource":
-                read = await client.read_resource(str(arguments["uri"]), cache_mode="bypass")
-                blocks = [EmbeddedResource(resource=resource) for resource in read.contents]
-                return CallToolResult(content=list(blocks))
-            case "list_prompts":
-                return _as_json_text({"prompts": await _entries(client.list_prompts, "prompts")})
-            case _:
-                prompt = await client.get_prompt(str(arguments["name"]), arguments.get("arguments"))
-                return CallToolResult(content=[message.content for message in prompt.messages])
-    except MCPError as error:
-        if error.code not in (_NOT_FOUND, INVALID_PARAMS):
-            raise
-        return CallToolResult(content=[TextContent(text=error.message)], is_error=True)
-    except KeyError as missing:
-        text = f"the argument {missing} is missing"
-        return CallToolResult(content=[TextContent(text=text)], is_error=True)
-
-
-async def _entries(ask: Callable[..., Any], field: str) -> list[JsonObject]:
-    """Every page of a list; empty if the server has no such list."""
-    entries: list[JsonObject] = []
-    cursor: str | None = None
-    for _ in range(_PAGES_MAX):
-        try:
-            page = await ask(cursor=cursor)
-        except MCPError as error:
-            if error.code == METHOD_NOT_FOUND:
-                break
-            raise
-        kept = {"uri", "uri_template", "name", "title", "description", "mime_type", "arguments"}
-        entries += [
-            entry.model_dump(mode="json", by_alias=True, exclude_none=True, include=kept)
-            for entry in getattr(page, field)
-        ]
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    return entries
-
-
-def _as_json_text(value: JsonObject) -> CallToolResult:
-    return CallToolResult(content=[TextContent(text=json.dumps(value, ensure_ascii=False))])
-
-
-async def read_tool_list(client: Client, *, with_readers: bool = False) -> ToolList:
+async def read_tool_list(client: Client) -> ToolList:
     """Every page of the list. Raises ValueError if it is malformed as a whole."""
-    readers = await _readers_of(client) if with_readers else ()
     tools: dict[str, Tool] = {}
     notes: list[str] = []
     cursor: str | None = None
@@ -269,7 +168,7 @@ async def read_tool_list(client: Client, *, with_readers: bool = False) -> ToolL
                 tools[tool.name] = tool
         if cursor is None:
             version = client.server_info.version if client.server_info is not None else ""
-            return ToolList(tuple(tools.values()), tuple(notes), version, readers)
+            return ToolList(tuple(tools.values()), tuple(notes), version)
         total += sum(len(tool.model_dump_json()) for tool in offered)
         if total > _TOTAL_CHARS:
             raise ValueError(f"its tool list has more than {_TOTAL_CHARS:,} characters")

@@ -20,7 +20,6 @@ from mcpagent.tools.catalog import (
     ToolList,
     cut_texts,
     near_match,
-    read_tool_list,
     to_spec,
     why_too_long,
 )
@@ -62,7 +61,6 @@ class StartedServer:
         self._config = config
         self._answers = answers
         self.name = name
-        self.readers: frozenset[str] = frozenset()  # its tools that are ours: they read resources and prompts
         self._workspace = workspace
         self.reset_s = 0.0  # the longest
         self.limits = limits
@@ -151,7 +149,6 @@ class StartedServer:
             breaker=self.breaker,
             start_timeout_s=self.limits.start_timeout_s,
             on_tool_list=None if is_known else partial(self._compare, workspace),
-            read_list=partial(read_tool_list, with_readers=self._config.resources),
             on_restart=self._count_restart,
             questions=None if self._answers is None else Questions(self.name, self._answers),
             workspace=workspace,
@@ -203,13 +200,10 @@ class StartedServer:
         self._pinned = current
         self._on_note(f"server {self.name!r}: {text}; the first ones stay on offer")
 
-    def _offered(self, tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:
-        """The tools of a list, and those that read what else the server has, if they are asked for."""
-        names = {tool.name for tool in tool_list.tools}
-        readers = [tool for tool in tool_list.readers if tool.name not in names]
-        self.readers = frozenset(tool.name for tool in readers)
-        tools = (*tool_list.tools, *readers)
-        return tools if workspace is None else [workspace.tool(tool) for tool in tools]
+    @staticmethod
+    def _offered(tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:
+        """Return the tools of a list, which may name the folder of the workspace."""
+        return tool_list.tools if workspace is None else [workspace.tool(tool) for tool in tool_list.tools]
 
     def _is_legible(self, tool: Tool) -> bool:
         """False, with a note, if a person cannot see what the tool or one of its parameters is called: to

@@ -21,7 +21,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.errors import UserError
-from mcpagent.tools.catalog import Catalog, near_match, read_as_tool
+from mcpagent.tools.catalog import Catalog, near_match
 from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
 from mcpagent.tools.faults import CallFailed, CallLost, CallThrottled, LoginNeeded, classify
 from mcpagent.tools.limits import settled
@@ -56,7 +56,6 @@ class PendingCall:
     repeats: int = 0
     is_safe: bool = False
     is_write: bool = True
-    is_reader: bool = False  # of what the server offers other than tools
     write_generation: WriteGeneration | None = None
     waited_s: float = 0.0  # for the server and for a slot
     latency_s: float = 0.0  # of the last sending
@@ -167,7 +166,6 @@ class PoolSession:
             repeats=server.repeats,
             is_safe=server.is_safe(spec),
             is_write=not spec.annotations.read_only,
-            is_reader=spec.name in server.readers,
             write_generation=self._write_generations.setdefault(server.name, WriteGeneration())
             if keeps_state
             else None,
@@ -294,11 +292,7 @@ async def _send(
     server.breaker.begin()
     pending.sendings += 1
     begun_s = time.perf_counter()
-    answer = (
-        read_as_tool(live.client, pending.tool, pending.arguments)
-        if pending.is_reader
-        else call_to_its_end(live.client.session, request, supervisor.questions)
-    )
+    answer = call_to_its_end(live.client.session, request, supervisor.questions)
     task = asyncio.create_task(answer)
     live.calls.add(task)
     task.add_done_callback(live.calls.discard)

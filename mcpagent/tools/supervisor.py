@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -110,7 +110,6 @@ class ServerSupervisor:
         breaker: CircuitBreaker,
         start_timeout_s: float = START_TIMEOUT_S,
         on_tool_list: Callable[[ToolList], None] | None = None,
-        read_list: Callable[[Client], Awaitable[ToolList]] = read_tool_list,
         on_restart: Callable[[], None] = lambda: None,
         questions: Questions | None = None,
         workspace: WorkspaceCopy | None = None,
@@ -122,7 +121,6 @@ class ServerSupervisor:
         self._launcher = launcher
         self._breaker = breaker
         self._on_tool_list = on_tool_list
-        self._read_list = read_list
         self._on_restart = on_restart
         self._generations = 0
         self._live: Live | None = None
@@ -229,7 +227,7 @@ class ServerSupervisor:
                 asked = self.keep(asyncio.create_task(ask(live.client)))
                 sign, reason = await _ping_result(asked, timeout_s)
                 if sign is not _PingResult.AWAY or live.leave.is_set():  # it forgot our session
-                    if ask is self._read_list and sign is not _PingResult.SILENT:
+                    if ask is read_tool_list and sign is not _PingResult.SILENT:
                         self._breaker.answered()
                     self._conclude(live, sign, reason, asked, is_doubted=is_doubted)
                     return
@@ -237,7 +235,7 @@ class ServerSupervisor:
                 self._breaker.failed(reason, may_return=loop.time() < give_up_s)
                 if self._breaker.refusal is not None:
                     return
-                ask = self._read_list
+                ask = read_tool_list
                 await asyncio.sleep(self._breaker.delay_s)
         finally:
             live.health_check = None
@@ -349,7 +347,7 @@ class ServerSupervisor:
             ) as client:
                 tool_list = ToolList()
                 if self._on_tool_list is not None:
-                    tool_list = await self._read_list(client)
+                    tool_list = await read_tool_list(client)
                     self._on_tool_list(tool_list)
                 if not ready.done():
                     self._generations += 1
