@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,6 @@ def test_logprobs_at_another_temperature_are_caught(tmp_path: Path) -> None:
         ask(policy, asked)
 
 
-def test_an_untied_model_is_served_whole_too(tmp_path: Path) -> None:
-    model = tiny_model(tied=False)
-    with serving(model, tmp_path) as policy:
-        train_a_little(model, seed=7)
-        policy.load_weights(model.state_dict().items())
-        assert prove(model, policy) < 1e-5
-
-
 def scaled() -> Any:
     return GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=3.0))
 
@@ -53,3 +46,22 @@ def test_what_a_model_does_to_its_logits_is_in_what_is_sampled(make: Any, tmp_pa
         train_a_little(model, seed=8, scale=0.01)
         policy.load_weights(model.state_dict().items())
         assert prove(model, policy) < 1e-5
+
+
+def test_without_seeds_turns_differ_and_leave_the_trainers_random_stream_alone(tmp_path: Path) -> None:
+    model = tiny_model()
+    with serving(model, tmp_path, is_seeded=False) as policy:
+        asked = requests(prompts(1) * 12, temperature=1.5, max_new_tokens=20)
+        torch.manual_seed(5)
+        expected = torch.rand(3)
+        torch.manual_seed(5)
+        first, second = ask(policy, asked), ask(policy, asked)
+        assert torch.equal(torch.rand(3), expected)  # the engine draws from a stream of its own
+        turns = {c.token_ids for c in (*first, *second)}
+        assert len(turns) > 20  # of 24; one stream begun again at every step would give the same turn
+        whole = [c for c in first if len(c.token_ids) == 20]  # a stop token is drawn at any step
+        assert len(whole) >= 3
+        assert all(len(set(c.token_ids)) > 3 for c in whole)
+        assert worst(model, asked, first) < PARITY
+        probes = [replace(request, is_repeatable=True) for request in asked]
+        assert [c.token_ids for c in ask(policy, probes)] == [c.token_ids for c in ask(policy, probes)]
