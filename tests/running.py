@@ -18,9 +18,9 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -168,6 +168,51 @@ def mcpagent(
             process.kill()
             raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+# Commands that the one process runs in turn. What a run sets up for its process is as it was left.
+_IN_TURN = """
+import contextlib, io, json, sys
+from mcpagent.cli.main import run
+answers, known = [], set()
+for words in json.load(sys.stdin):
+    sys.argv = ["mcpagent", *words]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            run()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code
+    heavy = sorted({"openai", "torch", "transformers", "vllm"} & set(sys.modules) - known)
+    known.update(heavy)
+    answers.append([code, out.getvalue(), err.getvalue(), heavy])
+json.dump(answers, sys.stdout)
+"""
+
+
+class Answer(NamedTuple):
+    """How one of several commands in a process ended, and which heavy packages it was the first to import."""
+
+    code: int
+    out: str
+    err: str
+    heavy: list[str]
+
+
+def in_turn(lines: Iterable[Sequence[str]], *, cwd: Path) -> list[Answer]:
+    """Run commands one after the other in one new process: most of what one costs is what it imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_TURN],
+        input=json.dumps(list(map(list, lines))),
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return [Answer(*answer) for answer in json.loads(done.stdout)]
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:

@@ -10,7 +10,7 @@ from typing import IO
 
 import pytest
 
-from tests.running import ROOT, Command, mcpagent, refused
+from tests.running import ROOT, Command, in_turn, mcpagent, refused
 
 pytestmark = pytest.mark.system
 
@@ -110,24 +110,23 @@ def test_a_file_where_runs_need_a_folder_is_one_error(tmp_path: Path, tiny_check
     assert "outputs is a file, not a folder" in quick
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "data split {s} --out {f}/x",
-        "data dedupe {s} --out {f}/x.jsonl",
-        "data dedupe {s} --out {f}/x/y.jsonl",
-        "data samples {f}/x",
-        "gen-data --train 2 --out {f}/x",
-        "rollout --policy gold --data {s} --out {f}/x/r.jsonl",
-        "export {m} --out {f}/x",
-        "train --model {m} --data {s} --set training.eval_every=0 --set output_dir={f}/x",
-    ],
+PLACES = (
+    "data split {s} --out {f}/x",
+    "data dedupe {s} --out {f}/x.jsonl",
+    "data dedupe {s} --out {f}/x/y.jsonl",
+    "data samples {f}/x",
+    "gen-data --train 2 --out {f}/x",
+    "rollout --policy gold --data {s} --out {f}/x/r.jsonl",
+    "export {m} --out {f}/x",
+    "train --model {m} --data {s} --set training.eval_every=0 --set output_dir={f}/x",
 )
-def test_a_place_inside_a_file_is_the_users_error(
-    command: str, tmp_path: Path, tiny_checkpoint: Path
-) -> None:
+
+
+def test_a_place_inside_a_file_is_the_users_error(tmp_path: Path, tiny_checkpoint: Path) -> None:
     file = tmp_path / "file"
     file.write_text("as it was")
-    words = command.format(s=SAMPLES, f=file, m=tiny_checkpoint).split()
-    assert "file" in refused(mcpagent(*words, cwd=ROOT))
+    typed = [line.format(s=SAMPLES, f=file, m=tiny_checkpoint).split() for line in PLACES]
+    for line, answer in zip(PLACES, in_turn(typed, cwd=ROOT), strict=True):
+        assert (answer.code, answer.out) == (2, ""), (line, answer)
+        assert "file" in one_error(answer.err), line
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "as it was")]

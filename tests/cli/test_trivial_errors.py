@@ -3,12 +3,9 @@ have neither torch nor openai at the end of any."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.house import ROOT
+from tests.running import ROOT, in_turn
 
 SAMPLES = ROOT / "data" / "samples"
 # What is typed -> a part of the answer. {s} is a good dataset's folder, {w} the folder with the files below.
@@ -54,24 +51,6 @@ MISTAKES = {
     "doctor --servers nope.json": "there is no such file",
     "serve postgres": "postgres",
 }
-_PROGRAM = """
-import contextlib, io, json, sys
-from mcpagent.cli.main import run
-answers, known = [], set()
-for words in json.load(sys.stdin):
-    sys.argv = ["mcpagent", *words]
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-        try:
-            run()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code
-    heavy = sorted({"openai", "torch", "transformers", "vllm"} & set(sys.modules) - known)
-    known.update(heavy)
-    answers.append([code, said.getvalue(), heavy])
-json.dump(answers, sys.stdout)
-"""
 
 
 def test_a_trivial_mistake_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
@@ -83,19 +62,14 @@ def test_a_trivial_mistake_is_answered_before_torch_is_imported(tmp_path: Path) 
     (tmp_path / "wrong.json").write_text('{"mcpServers": {"a": ')
     before = _files(tmp_path)
     typed = [line.format(s=SAMPLES, w=tmp_path).split() for line in MISTAKES]
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        input=json.dumps(typed),
-        cwd=tmp_path / "nothing",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    answers = in_turn(typed, cwd=tmp_path / "nothing")
     wrong = [
-        (line, code, said, heavy)
-        for (line, part), (code, said, heavy) in zip(MISTAKES.items(), json.loads(done.stdout), strict=True)
-        if code != 2 or part not in said or "Traceback" in said or heavy
+        (line, answer)
+        for (line, part), answer in zip(MISTAKES.items(), answers, strict=True)
+        if answer.code != 2
+        or part not in answer.out + answer.err
+        or "Traceback" in answer.err
+        or answer.heavy
     ]
     assert wrong == [], "\n".join(map(str, wrong))
     assert _files(tmp_path) == before, "nothing is written"
