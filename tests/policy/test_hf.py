@@ -270,19 +270,3 @@ def test_a_caller_whose_loop_is_gone_does_not_end_the_policy() -> None:
     gate.opened.set()
     assert asyncio.run(ask()).token_ids == naive_turn(model, request("new", [2, 3], seed=2))[0]
     policy.close()
-
-
-def test_the_same_seed_gives_the_same_turn_and_another_seed_another() -> None:
-    model = tiny_model()
-
-    async def run() -> list[tuple[int, ...]]:
-        async with serving(model) as policy:
-            turns = [
-                await policy.complete([request(f"e{i}", [1, 2, 3], seed=seed, max_new_tokens=8)])
-                for i, seed in enumerate((5, 5, 6))
-            ]
-            return [turn[0].token_ids for turn in turns]
-
-    first, again, other = asyncio.run(run())
-    assert first == again
-    assert first != other
