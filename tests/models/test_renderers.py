@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from mcpagent.env.parsing import parse_action
 from tests.models import test_templates
@@ -41,10 +42,10 @@ FAMILIES = [
 def package(pytestconfig: pytest.Config) -> Any:
     assert pytestconfig.cache is not None
     folder = pytestconfig.cache.mkdir("third_party") / "renderers"
-    if not (folder / "renderers").is_dir():
-        install(
-            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PACKAGES]
-        )
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "renderers").is_dir():
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+            install([*pip, "--target", str(folder), *PACKAGES])
     sys.path.append(str(folder))
     yield importlib.import_module("renderers")
     sys.path.remove(str(folder))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from mcpagent.core.trajectory import StopReason
 from mcpagent.demo.warm_start import train_tokenizer
@@ -148,8 +149,9 @@ def templates(pytestconfig: pytest.Config) -> dict[str, str]:
     else:
         assert pytestconfig.cache is not None
         folder = pytestconfig.cache.mkdir("third_party") / "trl"
-        if not list(folder.glob("*.whl")):
-            install([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), TRL])
+        with FileLock(folder.with_suffix(".lock")):
+            if not list(folder.glob("*.whl")):
+                install([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), TRL])
         [wheel] = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if "chat_templates/" in name]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.third_party import registries
 from tests.third_party.servers import INSTALL, INSTALL_OTHERS, Desk
@@ -13,7 +14,9 @@ from tests.third_party.servers import INSTALL, INSTALL_OTHERS, Desk
 def environment(pytestconfig: pytest.Config) -> Iterator[dict[str, str]]:
     """What `uvx` and `npx` need here, set for the session: an mcp.json refers to it by name."""
     assert pytestconfig.cache is not None
-    found = registries.environment(pytestconfig.cache.mkdir("third_party"))
+    folder = pytestconfig.cache.mkdir("third_party")
+    with FileLock(folder / "lock"):
+        found = registries.environment(folder)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in found.items():
             patch.setenv(name, value)
@@ -21,13 +24,16 @@ def environment(pytestconfig: pytest.Config) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def installed(environment: dict[str, str]) -> Callable[[str], None]:
-    """Install a program, once in a session. Skips the test where its registry cannot be reached."""
+def installed(environment: dict[str, str], pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Install a program, once in a session. Skips the test if its registry cannot be reached."""
+    assert pytestconfig.cache is not None
+    folder = pytestconfig.cache.mkdir("third_party")
     done: set[str] = set()
 
     def install(name: str) -> None:
         if name not in done:
-            registries.install({**INSTALL, **INSTALL_OTHERS}[name])
+            with FileLock(folder / f"{name}.lock"):  # npm does not install one package twice at a time
+                registries.install({**INSTALL, **INSTALL_OTHERS}[name])
             done.add(name)
 
     return install

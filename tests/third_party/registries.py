@@ -81,6 +81,7 @@ def _programs(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in targets.items():
         link = folder / name
-        link.unlink(missing_ok=True)
-        link.symlink_to(target)
+        if not link.is_symlink() or link.readlink() != target:
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
     return folder

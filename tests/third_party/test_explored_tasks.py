@@ -102,13 +102,15 @@ def _furnish(desk: Desk) -> None:
     (desk.folder / "memory.jsonl").write_text("\n".join(map(json.dumps, entities)) + "\n")
 
 
-# Of 140 that are asked for.
 @pytest.mark.parametrize(
-    ("name", "least"),
-    [("everything", 100), ("filesystem", 100), ("git", 100), ("memory", 100), ("time", 100)],
+    "name",
+    [
+        "filesystem",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("everything", "git", "memory", "time")),
+    ],
 )
 def test_a_server_of_others_gives_its_proven_tasks_in_one_command(
-    name: str, least: int, desk: Desk, tmp_path: Path
+    name: str, desk: Desk, tmp_path: Path
 ) -> None:
     _furnish(desk)
     file = desk.configure(name)
@@ -116,7 +118,7 @@ def test_a_server_of_others_gives_its_proven_tasks_in_one_command(
     done = mcpagent("gen-data", "--explore", "--servers", file, *counts)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["records"] >= least
+    assert document["records"] >= 100  # of 140 that are asked for
     explored = document["explored"]
     assert explored["failed"] < explored["calls"] / 2
     lines = done.stderr.splitlines()
@@ -126,7 +128,10 @@ def test_a_server_of_others_gives_its_proven_tasks_in_one_command(
     assert verdicts and set(verdicts) == {1.0}
 
 
-@pytest.mark.parametrize(("name", "place"), [("memory", "memory.jsonl"), ("filesystem", "files")])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("memory", "memory.jsonl"), pytest.param("filesystem", "files", marks=pytest.mark.slow)],
+)
 def test_what_is_added_is_read_back_on_a_copy_and_becomes_a_state_check(
     name: str, place: str, desk: Desk, tmp_path: Path
 ) -> None:

@@ -24,7 +24,13 @@ _READ: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", INSTALL)
+# Below `uvx`, below `npx`, and without a tool that says it only reads.
+QUICK = ("time", "memory", "sqlite")
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in INSTALL if n not in QUICK)]
+)
 def test_a_killed_server_is_started_again(desk: Desk, name: str) -> None:
     tool, arguments = _READ[name]
     if name == "git":

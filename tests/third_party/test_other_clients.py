@@ -72,7 +72,10 @@ def _names(name: str) -> list[str]:
     return [tool.name for tool in listing.tools]
 
 
-@pytest.mark.parametrize("name", BUILTIN_NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [BUILTIN_NAMES[0], *(pytest.param(n, marks=pytest.mark.slow) for n in BUILTIN_NAMES[1:])],
+)
 def test_the_inspector_lists_and_calls(desk: Desk, target: Target, name: str) -> None:
     desk.install("inspector")
     tool, arguments = next(iter(GOOD_CALLS[name].items()))
