@@ -29,7 +29,7 @@ WORKERS ?= 3
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-bfcl test-bridges test-gpu test-real lint format bench docs clean
+.PHONY: help install quickstart test test-all coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-bfcl test-bridges test-gpu test-real lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ test: $(INSTALLED)  ## Run the tests, but for those of whole programs and the sl
 test-system: $(INSTALLED)  ## Run the tests of whole programs: commands, several processes, kills, storms.
 	$(BIN)/pytest -m 'system and not slow and not registry' -n $(WORKERS) --dist worksteal $(ARGS)
 
+test-all: $(INSTALLED)  ## Run both at once, which spares starting the test processes twice: what CI does.
+	$(BIN)/pytest -m 'not slow and not registry and not gpu and not bfcl and not real' -n $(WORKERS) --dist worksteal $(ARGS)
+
 coverage: $(INSTALLED)  ## Run the tests and list the lines that none of them reaches; there is no threshold.
 	$(BIN)/pytest -m 'not slow and not registry and not gpu and not real' -n $(WORKERS) --dist worksteal --cov=mcpagent --cov-branch --cov-report=term-missing:skip-covered $(ARGS)
 
@@ -73,10 +76,11 @@ test-slow: $(INSTALLED)  ## Run what takes long: learning runs, controls, storms
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile thorough --timeout 7200 $(ARGS)
 
 test-servers: $(INSTALLED)  ## Run the tests that install MCP servers and clients of others from PyPI and npm.
-	$(BIN)/pytest -m registry --timeout 600 -rs $(ARGS)
+	$(BIN)/pytest -m 'registry and not slow' --timeout 600 -rs -n $(WORKERS) --dist worksteal $(ARGS)
 
+# A process can hold one engine of vLLM at a time, so the tests of a file stay together.
 test-vllm: $(VLLM)/.installed  ## Run the tests of the vLLM backend on real vLLM, on CPU, in .venv-vllm.
-	HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest tests/vllm --timeout 600 $(ARGS)
+	HF_HUB_OFFLINE=1 $(VLLM)/bin/python -m pytest tests/vllm --timeout 600 -n $(if $(filter 0,$(WORKERS)),0,2) --dist loadfile $(ARGS)
 
 # TRL says what the same episodes are worth to another trainer, and trains on ours through the bridge.
 test-trl: $(INSTALLED) $(TRL)/.installed  ## Run the tests that compare an update with TRL's, in .venv-trl.
