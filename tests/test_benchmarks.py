@@ -63,7 +63,13 @@ JUDGED = {
 }
 
 
-@pytest.mark.parametrize("check", gpu_checks.CHECKS)
+WHOLE_RUNS = ("rollouts", "quickstart", "beside trl")  # nothing of theirs is judged on a CPU
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=_SLOW if check in WHOLE_RUNS else ()) for check in gpu_checks.CHECKS],
+)
 def test_each_check_of_a_gpu_runs_on_a_cpu(check: str) -> None:
     rows = gpu.run_check(check, device="cpu", is_tiny=True)
     assert rows and all(row.check == check for row in rows)

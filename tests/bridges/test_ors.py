@@ -63,7 +63,9 @@ def test_a_reward_over_http_is_the_one_that_regrading_the_episode_gives(running:
 
 @pytest.mark.system
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name", [*SCRIPTS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[2:])]
+)
 def test_rewards_over_http_hold_for_every_class_of_task_and_if_servers_fail(
     bridge_data: Path, name: str
 ) -> None:
@@ -78,7 +80,7 @@ def test_rewards_over_http_hold_for_every_class_of_task_and_if_servers_fail(
 
 
 @pytest.mark.registry
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", SCRIPTS[:2])
 def test_rewards_over_http_hold_for_a_server_that_others_wrote(time_data: Path, name: str) -> None:
     with served(time_data) as server:
         successes = assert_graded_as_ever(server, name, list(enumerate(server.host.tasks("train"))))

@@ -102,6 +102,7 @@ def test_a_finished_one_says_the_same_again(
     assert run_stages(again) == document
 
 
+@pytest.mark.slow
 def test_the_controls_run_on_servers_of_ones_own_and_stand_in_the_report(
     finished: tuple[QuickstartJob, dict[str, Any], list[str]], tmp_path: Path
 ) -> None:
