@@ -11,7 +11,6 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, quote_plus, urlsplit
 from weakref import WeakKeyDictionary
@@ -22,14 +21,6 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
 from pydantic import TypeAdapter, ValidationError
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_any,
-    stop_before_delay,
-)
 
 from mcpagent.config.environment import environment
 from mcpagent.core.values import backoff_s, retry_after_s
@@ -171,38 +162,32 @@ class RequestPace:
 
 
 async def persist(attempt: Callable[[], Awaitable[T]], *, settings: LiveSettings, pace: RequestPace) -> T:
-    """What `attempt` returns, which is made again after a `Transient`. Raises UpstreamFailed at the end."""
-    last: list[Transient] = []
-    waits_for_its_turn = True
-
-    async def paced() -> T:
-        nonlocal waits_for_its_turn
-        waits_for_its_turn = True
-        await pace.wait()
-        waits_for_its_turn = False
-        try:
-            return await attempt()
-        except Transient as failure:
-            last[:] = [failure]
-            raise
-
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(Transient),
-        # A pause that would pass the deadline is not begun: the reason is known now.
-        stop=stop_any(stop_after_attempt(settings.attempts), stop_before_delay(settings.deadline_s)),
-        wait=partial(_pause_s, first_s=settings.backoff_s),
-        reraise=True,
-    )
+    """Return what `attempt` returns, which is made again after a `Transient`. Raises UpstreamFailed at the
+    end."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + settings.deadline_s
+    made, is_waiting = 0, True
+    failure: Transient | None = None
     try:
-        async with asyncio.timeout(settings.deadline_s):
-            return await retrying(paced)
-    except Transient as failure:
-        asked = failure.retry_after_s
-        wait = f"; it asks to wait {asked:g} s" if asked else ""
-        raise UpstreamFailed(settings, f"{failure}{wait}") from None
+        async with asyncio.timeout_at(deadline_s):
+            while True:
+                made, is_waiting = made + 1, True
+                await pace.wait()
+                is_waiting = False
+                try:
+                    return await attempt()
+                except Transient as transient:
+                    failure = transient
+                asked_s = failure.retry_after_s
+                pause_s = backoff_s(made, first_s=settings.backoff_s, max_s=_MAX_PAUSE_S, asked_s=asked_s)
+                # A pause that would pass the deadline is not begun: the reason is known now.
+                if made == settings.attempts or loop.time() + pause_s >= deadline_s:
+                    wait = f"; it asks to wait {asked_s:g} s" if asked_s else ""
+                    raise UpstreamFailed(settings, f"{failure}{wait}")
+                await asyncio.sleep(pause_s)
     except TimeoutError:
-        rate = f" (its rate here is {pace.rate})" if waits_for_its_turn else ""
-        why = f"{rate}; before that: {last[0]}" if last else rate
+        rate = f" (its rate here is {pace.rate})" if is_waiting else ""
+        why = f"{rate}; before that: {failure}" if failure else rate
         raise UpstreamFailed(
             settings, f"no answer within {settings.deadline_s:g} s{why}", code=REQUEST_TIMEOUT
         ) from None
@@ -212,12 +197,6 @@ def misshapen(settings: LiveSettings, error: ValidationError) -> UpstreamFailed:
     """An answer that is JSON, but not the documented one; the values in it are not repeated."""
     faults = [f"{'.'.join(map(str, e['loc'])) or 'all'}: {e['msg']}" for e in error.errors()[:_MAX_FAULTS]]
     return UpstreamFailed(settings, f"its answer is not shaped as documented ({'; '.join(faults)})")
-
-
-def _pause_s(state: RetryCallState, *, first_s: float) -> float:
-    failure = state.outcome.exception() if state.outcome is not None else None
-    asked_s = failure.retry_after_s if isinstance(failure, Transient) else None
-    return backoff_s(state.attempt_number, first_s=first_s, max_s=_MAX_PAUSE_S, asked_s=asked_s)
 
 
 # They log whole URLs, and the key of fmp is in its URL.
