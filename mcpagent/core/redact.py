@@ -16,7 +16,6 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
@@ -250,31 +249,6 @@ def is_secret(value: str, name: str) -> bool:
         return len(value) >= _SHORTEST_NAMED
     shortest = _SHORTEST_NAMED if name.endswith(".user") else _SHORTEST
     return len(value) >= shortest and not _is_ordinary(value, name)
-
-
-def secrets_of(*environments: Mapping[str, str]) -> dict[str, str]:
-    """Secret value -> name of its variable, for the variables (or headers) whose name says that they hold it;
-    also without the scheme of `Bearer VALUE`."""
-    secrets: dict[str, str] = {}
-    for environment in environments:
-        for name, value in environment.items():
-            if _SECRET_NAME.search(name):
-                parts = {value, value.strip().rpartition(" ")[2]}
-                secrets |= dict.fromkeys((part for part in parts if len(part) >= _SHORTEST_NAMED), name)
-    return secrets
-
-
-def redact(value: Any, secrets: Mapping[str, str]) -> Any:
-    """`value`, a JSON value, with `[NAME]` wherever one of `secrets` (value -> name) stood in its texts."""
-    return _secrets(tuple(secrets.items())).value(value) if secrets else value
-
-
-@lru_cache(maxsize=16)
-def _secrets(items: tuple[tuple[str, str], ...]) -> Secrets:
-    secrets = Secrets()
-    for value, name in items:
-        secrets.add(value, name)
-    return secrets
 
 
 def _squeezed(data: bytes) -> bytes:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.redact import SECRETS, redact
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.values import retry_after_s
 from mcpagent.errors import UserError
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason, Finish, Usage
@@ -231,7 +231,6 @@ class Endpoint:
         self._settings = settings
         self._concessions = Concessions(on_note=on_note)
         SECRETS.learn({"API_KEY": settings.api_key})
-        self._secrets = {settings.api_key: "API_KEY"} if settings.api_key else {}
         self._client = openai.AsyncOpenAI(
             api_key=settings.api_key,
             base_url=settings.base_url,
@@ -253,7 +252,7 @@ class Endpoint:
             raise self._late() from None
         except openai.APIConnectionError as error:
             never_sent = type(error.__cause__).__name__ in {"ConnectError", "ConnectTimeout"}
-            text = self._shown(f"{error} {error.__cause__ or ''}".strip())
+            text = SECRETS.text(f"{error} {error.__cause__ or ''}".strip())
             raise ChatFailed(FailureReason.CONNECTION, text, may_be_billed=not never_sent) from None
         except openai.APIStatusError as error:
             raise self._refused(error, request, asked) from None
@@ -290,11 +289,11 @@ class Endpoint:
         try:
             raw: Any = json.loads(text)
             # Some gateways repeat the key in what they answer.
-            raw = redact(raw, self._secrets)
+            raw = SECRETS.value(raw)
             return (read_chat if self._settings.backend == "chat" else read_responses)(raw)
         except UNUSABLE as error:
             text = f"{type(error).__name__}: {error}; the body is {text[:200]!r}"
-            raise ChatFailed(FailureReason.BAD_BODY, self._shown(text), may_be_billed=True) from None
+            raise ChatFailed(FailureReason.BAD_BODY, SECRETS.text(text), may_be_billed=True) from None
 
     def _refused(
         self, error: openai.APIStatusError, request: ChatRequest, asked: int
@@ -302,21 +301,18 @@ class Endpoint:
         where = str(self._client.base_url)
         failure = failure_of(error, where=where, model=self._settings.model)
         if isinstance(failure, UserError):
-            return UserError(self._shown(failure.message), where=failure.where, remedy=failure.remedy)
+            return UserError(SECRETS.text(failure.message), where=failure.where, remedy=failure.remedy)
         has_schema = request.schema is not None
         if failure.reason is FailureReason.BAD_REQUEST and self._concessions.give_in(
             failure.text, asked, has_schema=has_schema
         ):
             failure.reason = FailureReason.UNSUPPORTED
-        failure.text = self._shown(failure.text)
+        failure.text = SECRETS.text(failure.text)
         return failure
 
     def _late(self) -> ChatFailed:
         text = f"no whole answer within {self._settings.timeout_s:g} s"
         return ChatFailed(FailureReason.TIMED_OUT, text, may_be_billed=True)
-
-    def _shown(self, text: str) -> str:
-        return redact(text, self._secrets)
 
 
 def json_of(reply: ChatReply) -> JsonObject | None:

@@ -16,7 +16,7 @@ from mcpagent.config.environment import environment
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject, Metric
-from mcpagent.core.redact import SECRETS, secrets_of
+from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.models.probe import PROBE_FILE
 from mcpagent.models.weights import weight_shapes
@@ -76,7 +76,8 @@ def _training(checkpoint: Path, run: RunFolder, config: TrainConfig) -> str:
     commit = "unknown" if not git else f"`{git['commit']}`{' with changes' if git['has_changes'] else ''}"
     settings = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
     del settings["output_dir"], settings["tracking"]
-    safe = safe_config(_without_folders(settings), secrets_of(environment()))
+    environment()  # what it names as a secret is one from here on
+    safe = safe_config(_without_folders(settings))
     return f"""## Data and training
 
 - data: {data.get("tasks")} tasks of `{_short(data.get("train", ""))}`, SHA-256 `{data.get("sha256")}`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from pathlib import Path
 from mcpagent.config.environment import environment, state_folder
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.redact import SECRETS
 from mcpagent.core.registry import TOOL_PROVIDERS
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
@@ -34,12 +33,12 @@ def strict_cassette(config: ToolsConfig) -> Cassette | None:
     """Return the cassette that stands for all servers; None if the configuration asks for servers."""
     if config.cassette is None or config.cassette_mode != "strict":
         return None
+    environment()  # what it names as a secret never reaches the tape
     return Cassette.alone(
         Path(config.cassette),
         result_limit_chars=config.result_limit_chars,
         allow=config.allow_list,
         on_change=config.on_catalog_change,
-        secrets=_secrets(),
     )
 
 
@@ -53,6 +52,7 @@ def recording(
     """Return the cassette around a started pool of `servers`; None if the configuration has none."""
     if config.cassette is None or config.cassette_mode not in ("record", "replay"):
         return None
+    environment()
     return Cassette.around(
         pool,
         Path(config.cassette),
@@ -67,15 +67,8 @@ def recording(
             ],
         ),
         result_limit_chars=config.result_limit_chars,
-        secrets=_secrets(),
         on_note=on_note,
     )
-
-
-def _secrets() -> Mapping[str, str]:
-    """Return the secrets of the servers, which were read, and of the environment."""
-    environment()
-    return SECRETS.names
 
 
 def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str:

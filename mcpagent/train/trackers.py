@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from mcpagent.config.environment import environment
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.redact import SECRETS, redact, secrets_of
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.registry import TRACKERS
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
@@ -133,8 +133,8 @@ class TrackerThread:
 class Trackers:
     """Those of a run, handed only what is free of secrets."""
 
-    def __init__(self, threads: Sequence[TrackerThread], secrets: dict[str, str]) -> None:
-        self._threads, self._secrets = threads, secrets
+    def __init__(self, threads: Sequence[TrackerThread]) -> None:
+        self._threads = threads
 
     def log(self, step: int, metrics: JsonObject, trajectories: Sequence[Trajectory]) -> None:
         """Hand the numbers of a step to each tracker, and its episodes to those that take them, redacted."""
@@ -142,7 +142,7 @@ class Trackers:
             return
         numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
         logged = trajectories if any(t.name in _TAKE_EPISODES for t in self._threads) else ()
-        episodes = [SECRETS.value(redact(t.model_dump(mode="json"), self._secrets)) for t in logged]
+        episodes = [SECRETS.value(t.model_dump(mode="json")) for t in logged]
         for thread in self._threads:
             thread.log(step, numbers, episodes if thread.name in _TAKE_EPISODES else [])
 
@@ -157,7 +157,6 @@ def open_trackers(
 ) -> Trackers:
     """Start them. Raises UserError if the package of one is not installed."""
     variables = environment()
-    secrets = secrets_of(variables)
     if backends:
         # Their packages read keys and settings from the environment, which `.env` is not part of.
         tracker_variables = {
@@ -166,17 +165,17 @@ def open_trackers(
         os.environ.update(tracker_variables)
     for backend in backends:
         require_tracker(backend)
-    clean = TrackedRun(**{**vars(run), "config": safe_config(run.config, secrets)})
+    clean = TrackedRun(**{**vars(run), "config": safe_config(run.config)})
     threads = [
         TrackerThread(name, lambda name=name: TRACKERS.load(name)(clean), note=note, deadline_s=deadline_s)
         for name in backends
     ]
-    return Trackers(threads, secrets)
+    return Trackers(threads)
 
 
-def safe_config(config: JsonObject, secrets: dict[str, str]) -> JsonObject:
-    """`config` without the values of secret environment variables and without users in URLs."""
-    return _without_users(SECRETS.value(redact(config, secrets)))
+def safe_config(config: JsonObject) -> JsonObject:
+    """Return `config` without the secrets of this process and without users in URLs."""
+    return _without_users(SECRETS.value(config))
 
 
 def _without_users(value: Any) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.train.trackers import (
     TrackedRun,
@@ -65,7 +66,7 @@ def started(
 def test_a_tracker_gets_every_step_in_order_and_is_closed() -> None:
     notes: list[str] = []
     recording = Recording()
-    trackers = Trackers([TrackerThread("weave", lambda: recording, note=notes.append)], {})
+    trackers = Trackers([TrackerThread("weave", lambda: recording, note=notes.append)])
     episode = trajectory("a", 0, 1.0)
     for step in range(1, 51):
         trackers.log(step, {"step": step, "loss": 0.5, "phase": "copy"}, [episode])
@@ -80,9 +81,7 @@ def test_a_tracker_gets_every_step_in_order_and_is_closed() -> None:
 def test_a_tracker_that_raises_is_reported_once_and_stops_nothing() -> None:
     notes: list[str] = []
     bad, good = Failing(), Recording()
-    trackers = Trackers(
-        [started(lambda: bad, notes), TrackerThread("good", lambda: good, note=notes.append)], {}
-    )
+    trackers = Trackers([started(lambda: bad, notes), TrackerThread("good", lambda: good, note=notes.append)])
     for step in range(1, 6):
         trackers.log(step, {"loss": 0.5}, [])
     trackers.close()
@@ -128,16 +127,16 @@ def test_a_tracker_that_hangs_does_not_keep_the_run_from_ending() -> None:
 
 def test_no_secret_reaches_a_tracker() -> None:
     secret = "sk-1234567890abcdef"
-    secrets = {secret: "FMP_API_KEY"}
+    SECRETS.add(secret, "FMP_API_KEY")
     config = {
         "vllm": {"servers": ["http://me:hunter2@gpu:8000/v1"]},
         "tools": {"servers": f"/etc/{secret}/mcp.json"},
     }
-    safe = safe_config(config, secrets)
+    safe = safe_config(config)
     assert safe["vllm"]["servers"] == ["http://gpu:8000/v1"]
     assert safe["tools"]["servers"] == "/etc/[FMP_API_KEY]/mcp.json"
     recording = Recording()
-    trackers = Trackers([TrackerThread("weave", lambda: recording, note=print)], secrets)
+    trackers = Trackers([TrackerThread("weave", lambda: recording, note=print)])
     leaky = trajectory("a", 0, 1.0).model_copy(update={"final_answer": f"the key is {secret}"})
     trackers.log(1, {}, [leaky])
     trackers.close()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from mcpagent.core.records import JsonObject, shown_value
-from mcpagent.core.redact import redact
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.errors import UserError
 from mcpagent.tools.cassettes.tape import (
@@ -61,8 +61,7 @@ class ServerFacts:
 
 @dataclass(kw_only=True)
 class Cassette:
-    """A `PinnedTools` with its answers on a tape. `live` is None in strict mode; `secrets` (value -> name)
-    never reach the tape."""
+    """A `PinnedTools` with its answers on a tape. `live` is None in strict mode."""
 
     tape: Tape
     mode: Literal["record", "replay", "strict"]
@@ -71,7 +70,6 @@ class Cassette:
     limit_chars: int
     live: PinnedTools | None = None
     on_change: OnChange = "warn"
-    secrets: Mapping[str, str] = field(default_factory=dict)
     _under_way: dict[str, asyncio.Event] = field(default_factory=dict)
     _schemas: dict[str, str] = field(default_factory=dict)
 
@@ -87,12 +85,11 @@ class Cassette:
         mode: Literal["record", "replay"],
         servers: ServerFacts,
         result_limit_chars: int,
-        secrets: Mapping[str, str] | None = None,
         on_note: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Record from `live`, replay what the tape has. `result_limit_chars` is the limit that `live` cuts
-        results to; `secrets` (value -> name) never reach the tape. `on_note` is told of tools that changed
-        since the recording, and of servers whose recorded answers may depend on other episodes.
+        results to. `on_note` is told of tools that changed since the recording, and of servers whose recorded
+        answers may depend on other episodes.
 
         Raises UserError for a tape that cannot be read or written, and for a name that no tool has.
         """
@@ -105,7 +102,6 @@ class Cassette:
             limit_chars=result_limit_chars,
             live=live,
             on_change=live.on_change,
-            secrets=secrets or {},
         )
         for note in [*_changes(cassette.tape.catalog, tools), *_contaminations(servers, tools)]:
             on_note(note)
@@ -120,7 +116,6 @@ class Cassette:
         result_limit_chars: int,
         allow: Sequence[str] | None = None,
         on_change: OnChange = "warn",
-        secrets: Mapping[str, str] | None = None,
     ) -> Self:
         """Strict: the tape is all there is, its tools included. Raises UserError if there is no tape."""
         tape = Tape(folder, writable=False)
@@ -138,7 +133,6 @@ class Cassette:
             servers=ServerFacts(versions=pinned.versions),
             limit_chars=result_limit_chars,
             on_change=on_change,
-            secrets=secrets or {},
         )
 
     @property
@@ -183,7 +177,7 @@ class Cassette:
             version=self.servers.versions.get(spec.server, ""),
             tool=spec.name,
             schema=self._schemas[spec.dotted],
-            arguments=redact(arguments, self.secrets),
+            arguments=SECRETS.value(arguments),
             after=history.after,
         )
 
@@ -221,7 +215,7 @@ class Cassette:
 
     def answer(self, result: ToolResult) -> RecordedAnswer | None:
         """Return what of a live result is recorded; None if it says nothing about the tool."""
-        return RecordedAnswer.of(result, limit_chars=self.limit_chars, secrets=self.secrets)
+        return RecordedAnswer.of(result, limit_chars=self.limit_chars)
 
     def record(self, key: CallKey, answer: RecordedAnswer, *, replace: bool) -> None:
         """Put an answer on the tape."""

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -28,7 +28,7 @@ from filelock import FileLock
 from pydantic import ValidationError
 
 from mcpagent.core.records import JsonObject, Record, shown_value
-from mcpagent.core.redact import SECRETS, redact
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
@@ -168,18 +168,18 @@ class RecordedAnswer(Record):
     asked: list[JsonObject] = []  # what the server asked during the call, and how it was answered
 
     @classmethod
-    def of(cls, result: ToolResult, *, limit_chars: int, secrets: Mapping[str, str]) -> RecordedAnswer | None:
+    def of(cls, result: ToolResult, *, limit_chars: int) -> RecordedAnswer | None:
         """Return None if the result is not an answer of the tool."""
         if result.failure not in _ANSWERS:
             return None
         return cls(
-            content=redact(result.content, secrets),
-            structured=redact(result.structured, secrets),
+            content=SECRETS.text(result.content),
+            structured=SECRETS.value(result.structured),
             is_error=result.is_error,
             failure=result.failure,
             truncated_chars=result.truncated_chars,
             limit_chars=limit_chars if result.truncated_chars else 0,
-            asked=redact(result.meta.get(ASKED_META_KEY, []), secrets),
+            asked=SECRETS.value(result.meta.get(ASKED_META_KEY, [])),
         )
 
     @property

@@ -99,6 +99,6 @@ def test_no_key_is_written_anywhere(tmp_path: Path) -> None:
     with service(model) as running:  # sample 14 is told the key in an error
         generate(running.url, out, "--n-samples", "16")
     assert all(received.authorization == f"Bearer {API_KEY}" for received in running.received)
-    assert any("oh [API_KEY]" in str(line) for line in journal(out))
+    assert any("oh [OPENAI_API_KEY]" in str(line) for line in journal(out))
     for path in out.rglob("*"):
         assert API_KEY.encode() not in path.read_bytes(), path
