@@ -24,7 +24,6 @@ from mcp.types import (
     ElicitRequestParams,
     ElicitResult,
     ErrorData,
-    InputRequest,
     InputRequiredResult,
     InputResponse,
     TextContent,
@@ -143,7 +142,8 @@ async def call_to_its_end(
             return _refused(needed.input_requests.values())
         responses: dict[str, InputResponse] = {}
         for key, asked in (needed.input_requests or {}).items():
-            answer = await _answered(session, asked, questions)
+            context = ClientRequestContext(session=session, request_id="input")
+            answer = await session.dispatch_input_request(context, asked)
             if isinstance(answer, ErrorData):
                 return _refused([asked])
             responses[key] = answer
@@ -152,16 +152,6 @@ async def call_to_its_end(
         again = {"input_responses": responses or None, "request_state": needed.request_state}
         request = CallToolRequest(params=request.params.model_copy(update=again))
     raise MCPError(INVALID_REQUEST, f"the server asked for input more than {_ROUNDS_MAX} times")
-
-
-async def _answered(
-    session: ClientSession, asked: InputRequest, questions: Questions | None
-) -> InputResponse | ErrorData:
-    if questions is None:
-        return ErrorData(code=INVALID_REQUEST, message="it is refused here")
-    return await session.dispatch_input_request(
-        ClientRequestContext(session=session, request_id="input"), asked
-    )
 
 
 def _refused(asked: Any) -> CallToolResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import logging
 import math
@@ -12,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -23,6 +22,7 @@ from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
 from pydantic import TypeAdapter, ValidationError
 
 from mcpagent.config.environment import environment
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.values import backoff_s, retry_after_s
 from mcpagent.errors import UserError
 from mcpagent.servers.builtin import clean_values
@@ -65,10 +65,7 @@ class LiveSettings:
 
     def redact(self, text: str) -> str:
         """`text` without the key, in any form in which a service or a library may repeat it."""
-        encoded = base64.b64encode(self.key.encode()).decode()
-        plain = "|".join(re.escape(form) for form in (self.key, encoded))
-        in_urls = "|".join(re.escape(form) for form in (quote(self.key, safe=""), quote_plus(self.key)))
-        return re.sub(f"{plain}|(?i:{in_urls})", HIDDEN, text)
+        return SECRETS.text(text, mark=HIDDEN)
 
 
 def read_settings(service: str, *, base_url: str) -> LiveSettings:
@@ -76,6 +73,7 @@ def read_settings(service: str, *, base_url: str) -> LiveSettings:
     `MCPAGENT_<NAME>_RATE` as CALLS/SECONDS. Raises UserError, which never shows the key."""
     variables = environment()
     key_name, key = _key(service, variables)
+    SECRETS.add(key, key_name)
     url_name = live_variable(service, "BASE_URL")
     return LiveSettings(
         service=service,
