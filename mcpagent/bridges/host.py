@@ -53,7 +53,7 @@ class HostedEpisode:
 
     @property
     def done(self) -> bool:
-        """Whether the episode has ended."""
+        """Return whether the episode has ended."""
         return self._episode.done
 
     async def start(self) -> None:
@@ -151,7 +151,7 @@ def open_host(
 
 
 def _split_files(data: Path) -> dict[str, Path]:
-    """The file of each split that a dataset folder holds. Raises UserError."""
+    """Return the file of each split that a dataset folder holds. Raises UserError."""
     if not data.is_dir():
         return {"train": data}
     files: dict[str, Path] = {}

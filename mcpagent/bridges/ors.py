@@ -161,17 +161,17 @@ class EpisodeServer:
 
     @property
     def is_open(self) -> bool:
-        """Whether everyone who reaches the server may use it."""
+        """Return whether everyone who reaches the server may use it."""
         return self._limits.token is None
 
     @property
     def left_out(self) -> int:
-        """How many tasks are not served, since a user speaks again in them."""
+        """Return how many tasks are not served, since a user speaks again in them."""
         return sum(len(tasks) for tasks in self._host.splits.values()) - sum(map(len, self._places.values()))
 
     @property
     def sessions(self) -> int:
-        """How many are open."""
+        """Return how many are open."""
         return len(self._sessions)
 
     @asynccontextmanager
@@ -372,7 +372,7 @@ class EpisodeServer:
         return StreamingResponse(_events(name, running), media_type="text/event-stream")
 
     async def _carry_out(self, session: _Session, episode: HostedEpisode, asked: _Call) -> JsonObject:
-        """The `RunToolOutput` of one call."""
+        """Return the `RunToolOutput` of one call."""
         if asked.name == self._answer:
             text = asked.input.get("text")
             if not isinstance(text, str):
@@ -427,7 +427,7 @@ async def _events(name: str, call: asyncio.Task[JsonObject]) -> AsyncIterator[st
 
 
 def _last_events(call: asyncio.Task[JsonObject]) -> list[tuple[str, str]]:
-    """What a call that is over came to."""
+    """Return what a call that is over came to."""
     if call.cancelled():
         return [("error", "the session was ended")]
     if (error := call.exception()) is not None:

@@ -203,12 +203,12 @@ class Task(OpenRecord):
 
     @property
     def truth(self) -> GroundTruth:
-        """What a right episode looks like."""
+        """Return what a right episode looks like."""
         return self.reward_spec.ground_truth
 
     @property
     def id(self) -> str:
-        """The task id of the ground truth."""
+        """Return the task id of the ground truth."""
         return self.truth.task_id
 
     @property

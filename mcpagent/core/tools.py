@@ -161,7 +161,7 @@ class ToolResult(Record):
 
     @property
     def is_lost(self) -> bool:
-        """The machinery failed, so the result says nothing about the model."""
+        """Return whether the machinery failed: then the result says nothing about the model."""
         return self.failure is not None and self.failure.is_infrastructure and not self.is_chosen_miss
 
     @property

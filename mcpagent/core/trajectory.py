@@ -160,13 +160,13 @@ class Trajectory(Record):
 
     @property
     def is_success(self) -> bool | None:
-        """Whether every gate of the task held; None when unscored."""
+        """Return whether every gate of the task held; None when unscored."""
         value = self.term("success")
         return None if self.reward is None or value is None else value >= 1.0
 
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
-        """The results of all turns, in order, without those of searches for tools."""
+        """Return the results of all turns, in order, without those of searches for tools."""
         return tuple(r for t in self.turns for r in t.tool_results if not r.is_search)
 
     @property
@@ -176,7 +176,7 @@ class Trajectory(Record):
 
     @property
     def searches(self) -> tuple[ToolResult, ...]:
-        """The results of the searches for tools, in order."""
+        """Return the results of the searches for tools, in order."""
         return tuple(r for t in self.turns for r in t.tool_results if r.is_search)
 
 

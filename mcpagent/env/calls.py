@@ -38,7 +38,7 @@ class CallOutcome:
 
     @property
     def only_searched(self) -> bool:
-        """Whether its calls were searches for tools, all of them."""
+        """Return whether its calls were searches for tools, all of them."""
         return bool(self.results) and all(result.is_search for result in self.results)
 
 
@@ -149,7 +149,7 @@ class CallRunner:
 
     @property
     def deadline_passed(self) -> bool:
-        """Whether the time limit of the episode is over; never without one."""
+        """Return whether the time limit of the episode is over; never without one."""
         deadline_s = self.limits.deadline_s
         return deadline_s is not None and asyncio.get_running_loop().time() >= deadline_s
 

@@ -141,7 +141,7 @@ class Episode:
 
     @property
     def done(self) -> bool:
-        """Whether the episode has ended; `stop_reason` says why."""
+        """Return whether the episode has ended; `stop_reason` says why."""
         return self.stop_reason is not None
 
     @property
@@ -152,7 +152,7 @@ class Episode:
 
     @property
     def read_only(self) -> tuple[str, ...]:
-        """The tools of the plan (`server.tool`) of which their servers say that they only read."""
+        """Return the tools of the plan (`server.tool`) of which their servers say that they only read."""
         planned = {f"{step.server}.{step.tool}" for step in self.task.truth.tool_sequence}
         read_only_tools = {spec.dotted for spec in self._catalog.values() if spec.annotations.read_only}
         return tuple(sorted(planned & read_only_tools))
@@ -168,7 +168,7 @@ class Episode:
 
     @property
     def record(self) -> EpisodeRecord:
-        """What the reward sees. An episode that has not ended counts as failed."""
+        """Return what the reward sees. An episode that has not ended counts as failed."""
         return EpisodeRecord(
             turns=tuple(self._turns),
             final_answer=self.final_answer,

@@ -125,12 +125,12 @@ class SearchableTools:
 
     @property
     def search_name(self) -> str:
-        """The name under which the model sees the search."""
+        """Return the name under which the model sees the search."""
         return self._search.name
 
     @property
     def offered(self) -> OfferedTools:
-        """The search, and what is loaded by now."""
+        """Return the search, and what is loaded by now."""
         return OfferedTools([self._search, *self._loaded.values()])
 
     def widen(self, names: Sequence[str] | None) -> tuple[JsonObject, ...]:

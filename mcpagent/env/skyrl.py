@@ -73,7 +73,7 @@ class EnvConfig(Record):
 
     @property
     def section(self) -> ToolsConfig:
-        """The section `tools` in force."""
+        """Return the section `tools` in force."""
         return self.tools or ToolsConfig(
             servers=self.servers,
             limited=self.limited,
@@ -130,7 +130,7 @@ class MCPToolEnv(BaseTextEnv):
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """What went wrong with the machinery, if anything did."""
+        """Return what went wrong with the machinery, if anything did."""
         return tuple(self._errors)
 
     def init(self, prompt: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:

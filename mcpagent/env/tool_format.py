@@ -148,7 +148,7 @@ def measured_format(tokenizer: Any, *, name: str, score: Score) -> FormatChoice:
 
 
 def _begins(tool_format: str) -> str:
-    """What a call of a format begins with, whatever tool it is of."""
+    """Return what a call of a format begins with, whatever tool it is of."""
     return DIALECT_OF[tool_format].write([("TOOL", {})]).partition("TOOL")[0]
 
 
@@ -160,7 +160,7 @@ def opening_ids(renderer: Renderer) -> tuple[int, ...]:
 
 
 def _opening(renderer: Renderer, score: Score) -> float:
-    """The logprob of the least likely token with which a call begins, the mean over the questions."""
+    """Return the logprob of the least likely token with which a call begins, the mean over the questions."""
     opening = opening_ids(renderer)
     logprobs = [
         min(score(renderer.prompt_ids([{"role": "user", "content": question}], schemas), opening))

@@ -96,7 +96,7 @@ class Journal:
 
     @property
     def answered_count(self) -> int:
-        """How many requests have an answer."""
+        """Return how many requests have an answer."""
         return len(self._answers)
 
     def charge(self, budget: ApiBudget) -> None:

@@ -36,7 +36,7 @@ class Ledger:
 
     @property
     def environment_path(self) -> Path:
-        """Where the environment's own calls are recorded."""
+        """Return where the environment's own calls are recorded."""
         return self.path.with_name(self.path.name + ".env")
 
     def append(self, *, server: str, tool: str, nonce: str, purpose: str) -> None:

@@ -185,7 +185,7 @@ async def _raw_page(client: Client, cursor: str | None) -> dict[str, Any]:
 
 
 def _sorted_out(client: Client, page: dict[str, Any]) -> tuple[list[Tool], list[str], str | None]:
-    """The well-formed tools of a page, what is wrong with the others, and the next cursor."""
+    """Return the well-formed tools of a page, what is wrong with the others, and the next cursor."""
     entries = page.get("tools")
     rest = {key: value for key, value in page.items() if key != "tools"}
     if not isinstance(entries, list):

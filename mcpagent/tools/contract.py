@@ -75,5 +75,5 @@ class PinnedTools(ToolProvider, Protocol):
 
     @property
     def on_change(self) -> OnChange:
-        """What it means that the tools are not those of the dataset."""
+        """Return what it means that the tools are not those of the dataset."""
         ...

@@ -100,7 +100,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
-        """What happens to a call that is made now."""
+        """Return what happens to a call that is made now."""
         if self._failures < FAILURES_TO_OPEN:
             return BreakerState.CLOSED
         return BreakerState.OPEN if self.delay_s > 0 else BreakerState.HALF_OPEN
@@ -112,7 +112,7 @@ class CircuitBreaker:
 
     @property
     def refusal(self) -> str | None:
-        """Why a call fails at once; None while it may be made."""
+        """Return why a call fails at once; None while it may be made."""
         if self.state is not BreakerState.OPEN:
             return None
         when = "it is being tried again" if self._is_trying else f"the next try is in {self.delay_s:.1f} s"

@@ -81,7 +81,7 @@ class ToolPool:
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
-        """The offered tools by the name that the model sees; empty before entry."""
+        """Return the offered tools by the name that the model sees; empty before entry."""
         return self._catalog.tools
 
     @property
@@ -112,7 +112,7 @@ class ToolPool:
 
     @property
     def reset_s(self) -> float:
-        """How long the longest reset of a server took."""
+        """Return how long the longest reset of a server took."""
         return max((server.reset_s for server in self._servers.values()), default=0.0)
 
     def session(self) -> PoolSession:
@@ -237,7 +237,7 @@ class ToolPool:
 
 
 def _start_remedy(servers: Sequence[ServerConfig]) -> str:
-    """What to do about servers that did not start."""
+    """Return what to do about servers that did not start."""
     remedies: list[str] = []
     if any(isinstance(server, StdioServer) for server in servers):
         remedies.append("Run the server's command in a shell to see why.")

@@ -56,7 +56,7 @@ class SchemaCheck:
         return self._look(lambda validator: list(validator.iter_errors(value))) or []
 
     def _look(self, look: Callable[[Validator], T]) -> T | None:
-        """What a look with the validator gives; None if it cannot be told."""
+        """Return what a look with the validator gives; None if it cannot be told."""
         validator = self._compiled()
         if validator is None:
             return None
@@ -180,7 +180,7 @@ def _dialect(schema: JsonObject) -> type[Validator]:
 
 
 def _dialect_fault(kind: type[Validator], schema: JsonObject) -> str | None:
-    """Where and why the schema is none by its dialect; the formats of its texts are not looked at."""
+    """Return where and why the schema is none by its dialect; the formats of its texts are not looked at."""
     token = _work.set(_Work())
     try:
         meta = _bounded(kind)(_without_dialects(kind.META_SCHEMA), registry=REGISTRY)
@@ -236,7 +236,7 @@ def _without_dialects(schema: Any) -> Any:
 
 @cache
 def _bounded(kind: type[Validator]) -> type[Validator]:
-    """The validator of a dialect whose keywords count their steps."""
+    """Return the validator of a dialect whose keywords count their steps."""
     ours = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
@@ -254,7 +254,7 @@ _PER_ITEM = frozenset(
 
 
 def _counted(name: str, rule: Rule) -> Rule:
-    """The rule of a keyword, charged for what its argument, its value and its messages are long."""
+    """Return the rule of a keyword, charged for what its argument, its value and its messages are long."""
 
     def counting(validator: Any, argument: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         length = len(argument) if isinstance(argument, dict | list) else 1
@@ -276,7 +276,7 @@ def _counted(name: str, rule: Rule) -> Rule:
 
 
 def _is_found(pattern: Any, text: str) -> bool | None:
-    """Whether the pattern is found; None if it cannot be searched."""
+    """Return whether the pattern is found; None if it cannot be searched."""
     if not isinstance(pattern, str):
         return None
     try:
@@ -337,7 +337,7 @@ def _unique_items(validator: Any, is_asked: Any, instance: Any, schema: Any) -> 
 
 
 def _canonical(value: Any) -> Any:
-    """The value so that it can be in a set: 1 and 1.0 are equal, 1 and true are not."""
+    """Return the value so that it can be in a set: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(value, dict):
         _work.get().charge(len(value))
         return frozenset((key, _canonical(item)) for key, item in value.items())

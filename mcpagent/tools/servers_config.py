@@ -343,7 +343,7 @@ class _Reader:
         return None if value in (None, "") else self._text(name, key, value)
 
     def _port(self, name: str, port: object, redirect: object) -> int | None:
-        """The port of the loopback redirect, which a registered client may have to name."""
+        """Return the port of the loopback redirect, which a registered client may have to name."""
         try:
             if port is None:
                 return None if redirect is None else urlsplit(str(redirect)).port
@@ -366,7 +366,7 @@ class _Reader:
         return {str(k): self._text(name, f"{key}.{k}", v) for k, v in value.items() if v is not None}
 
     def _env_file(self, name: str, value: object) -> dict[str, str]:
-        """The variables of the file that VS Code's `envFile` names; it wants the file to be there."""
+        """Return the variables of the file that VS Code's `envFile` names; it wants the file to be there."""
         if value is None:
             return {}
         path = Path(self._text(name, "envFile", value))

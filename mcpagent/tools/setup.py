@@ -202,7 +202,7 @@ def servers_with_own_state(config: ToolsConfig, servers: Sequence[ServerConfig])
 
 
 def _own_state(config: ToolsConfig, servers: Sequence[ServerConfig]) -> tuple[frozenset[str], frozenset[str]]:
-    """The servers with a state of their own, and those of them that need no reset for it."""
+    """Return the servers with a state of their own, and those of them that need no reset for it."""
     own_state = servers_with_own_state(config, servers)
     with_reset = {name for name, section in config.per_server.items() if section.reset}
     return own_state, own_state - with_reset

@@ -131,7 +131,7 @@ class Dialect:
 
     @property
     def instruction(self) -> str:
-        """What tells a model how to call: an example of the writer, so that the parser reads it."""
+        """Return what tells a model how to call: an example of the writer, so that the parser reads it."""
         example = self.write([("TOOL_NAME", {"ARGUMENT_NAME": "VALUE"})])
         return f"To call a tool, write\n{example}\nwith the name and the arguments of one of these tools."
 

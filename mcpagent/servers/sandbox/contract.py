@@ -55,12 +55,12 @@ class Sandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """The backend: bubblewrap or monty."""
+        """Return the backend: bubblewrap or monty."""
         ...
 
     @property
     def language(self) -> str:
-        """What it runs, for the model: "Python", or the name of a subset of it."""
+        """Return what it runs, for the model: "Python", or the name of a subset of it."""
         ...
 
     @property

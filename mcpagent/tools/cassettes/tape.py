@@ -122,7 +122,7 @@ class CallKey:
 
     @property
     def id(self) -> str:
-        """The key as one text."""
+        """Return the key as one text."""
         return f"{self.call_id}-{self.state_id}"
 
 

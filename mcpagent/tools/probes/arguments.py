@@ -131,7 +131,7 @@ class _Maker:
 
 
 def _number(schema: JsonObject) -> int | float:
-    """The number nearest to 1 within the bounds."""
+    """Return the number nearest to 1 within the bounds."""
     high = schema.get("maximum", schema.get("exclusiveMaximum", 3) - 1)
     low = schema.get("minimum", schema.get("exclusiveMinimum", min(0, high) - 1) + 1)
     value = max(low, min(high, 1))

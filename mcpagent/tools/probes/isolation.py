@@ -130,7 +130,7 @@ async def _instance(
 
 
 def _server_processes() -> set[psutil.Process]:
-    """The processes of all servers that this process has started."""
+    """Return the processes of all servers that this process has started."""
     processes: set[psutil.Process] = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # another user's, or gone by now
@@ -140,7 +140,7 @@ def _server_processes() -> set[psutil.Process]:
 
 
 def _cost_of(processes: set[psutil.Process], *, start_s: float) -> InstanceCost:
-    """What runs now costs. Processor time includes that of children that were waited for."""
+    """Return what runs now costs. Processor time includes that of children that were waited for."""
     cpu_s, rss_bytes, count = 0.0, 0, 0
     for process in processes:
         with suppress(psutil.Error):
@@ -233,7 +233,7 @@ class _Probe:
         again: Mapping[str, _Answer],
         fresh: Mapping[str, _Answer],
     ) -> list[ToolCall]:
-        """The reads whose answers can be compared: two calls in a row agree."""
+        """Return the reads whose answers can be compared: two calls in a row agree."""
         steady: list[ToolCall] = []
         for call in reads:
             tool = call.tool
@@ -293,7 +293,7 @@ def _forbidden(specs: Sequence[ToolSpec]) -> dict[str, str]:
 
 
 def _needs_a_place(schema: object) -> bool:
-    """Whether a property without which there is no call names a file or a folder, at any depth."""
+    """Return whether a property without which there is no call names a file or a folder, at any depth."""
     match schema:
         case {"properties": dict(properties), "required": [*required]}:
             return any(
@@ -375,7 +375,7 @@ async def probe_start(
 
 
 async def _read_all(session: ToolSession, specs: Sequence[ToolSpec]) -> dict[str, str]:
-    """What the tools that only read, and need nothing, answer twice in a row."""
+    """Return what the tools that only read, and need nothing, answer twice in a row."""
     answers: dict[str, str] = {}
     for spec in specs:
         if spec.annotations.read_only and not spec.input_schema.get("required"):

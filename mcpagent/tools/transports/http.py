@@ -174,7 +174,7 @@ class HttpEndpoint:
         return b"".join(parts)
 
     async def _streamed(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
-        """The response among the events; a stream that breaks off is resumed if the server can."""
+        """Return the response among the events; a stream that breaks off is resumed if the server can."""
         events = Events(self._max_bytes, message.id, self._on_message, self._unasked)
         try:
             reply = await events.reply(response)

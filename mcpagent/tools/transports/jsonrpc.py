@@ -124,7 +124,7 @@ def error_reply(
 
 
 def _repaired(data: bytes) -> Any:
-    """What a stricter sender would have sent. Raises Malformed if that cannot be known."""
+    """Return what a stricter sender would have sent. Raises Malformed if that cannot be known."""
     try:
         lenient = json.loads(data.decode("utf-8", "replace"), parse_constant=_refuse_constant)
         text = json.dumps(lenient, ensure_ascii=False)

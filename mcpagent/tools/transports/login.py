@@ -161,7 +161,7 @@ async def _exchanged(web: httpx2.AsyncClient, outgoing: httpx2.Request) -> httpx
 
 
 def _first_request(web: httpx2.AsyncClient, server: HttpServer) -> httpx2.Request:
-    """What a server answers with 401 if it wants a login."""
+    """Return what a server answers with 401 if it wants a login."""
     if server.is_sse:
         return web.build_request("GET", server.url, headers={"accept": "text/event-stream"})
     params = {

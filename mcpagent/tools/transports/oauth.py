@@ -72,7 +72,7 @@ class Login(BaseModel):
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to renew the token."""
+        """Return whether it is time to renew the token."""
         return self.left_s <= min(_EARLY_S, (self.token.expires_in or 0) / 10)
 
     def learn(self) -> Login:

@@ -131,7 +131,7 @@ def _spawn(config: StdioServer, mark: str) -> subprocess.Popen[bytes]:
 
 
 def _ending(exit_code: int | None) -> str:
-    """How the process of a server ended by itself."""
+    """Return how the process of a server ended by itself."""
     if exit_code is None:
         return "it closed its output"
     if exit_code < 0:
