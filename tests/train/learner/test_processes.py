@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -204,7 +204,7 @@ def test_two_processes_make_the_update_of_one(name: str, two: list[Any], tmp_pat
     assert moved or any(float(p.abs().max()) > 1e-3 for n, p in weights.items() if "lora_B" in n)
 
 
-# A process of its own interpreter, whose imports alone take longer than a timeout of a second.
+# In an interpreter of its own, the imports alone take longer than a timeout of a second.
 _BEGIN = """
 import sys, torch
 from torch import distributed
@@ -223,15 +223,21 @@ atexit.register(tell)
 """
 
 
+def interpreter(*words: str, **settings: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, *words], **settings)
+
+
 @contextmanager
-def one_after_another(code: str, *, begun: int, count: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """The first `begun` of `count` processes, each begun when the one before it is about to join."""
+def one_after_another(
+    code: str, *, count: int, start: Callable[..., subprocess.Popen[str]] = Python
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """The first two of `count` processes, the second begun when the first is about to join."""
     store = hosted_store()
     started: list[subprocess.Popen[str]] = []
     try:
-        for rank in range(begun):
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BEGIN + code],
+        for rank in range(2):
+            process = start(
+                *("-c", _BEGIN + code),
                 env=environment_of(rank, count=count, store=store),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -247,26 +253,18 @@ def one_after_another(code: str, *, begun: int, count: int) -> Iterator[list[sub
             process.communicate()
 
 
-def test_a_process_that_starts_later_than_the_timeout_of_collectives_is_waited_for() -> None:
-    code = _AT_END + "p = Processes.join(CPU, timeout_s=1)\np.meet()\nprint(p.gather([p.index]))"
-    with one_after_another(code, begun=2, count=2) as started:
-        said = [process.communicate(timeout=BOUND_S) for process in started]
-        assert [process.returncode for process in started] == [0, 0], said
-    assert [out for out, _ in said] == ["[0, 1]\nat the end: False []\n"] * 2
-
-
-def test_a_process_that_ends_with_an_error_leaves_the_others_first() -> None:
+def test_a_process_that_starts_later_than_the_timeout_of_collectives_is_waited_for_and_left_first() -> None:
     """A thread that is inside the store while the interpreter ends aborts the process: exit code -6."""
-    code = _AT_END + "p = Processes.join(CPU, timeout_s=1)\np.meet()\nraise SystemExit(3)"
-    with one_after_another(code, begun=2, count=2) as started:
+    code = _AT_END + "p = Processes.join(CPU, timeout_s=1)\np.meet()\nprint(p.gather([p.index]))"
+    with one_after_another(code + "\nraise SystemExit(3)", count=2, start=interpreter) as started:
         said = [process.communicate(timeout=BOUND_S) for process in started]
         assert [process.returncode for process in started] == [3, 3], said
-    assert [out for out, _ in said] == ["at the end: False []\n"] * 2
+    assert [out for out, _ in said] == ["[0, 1]\nat the end: False []\n"] * 2
 
 
 def test_one_process_says_that_another_has_not_started() -> None:
     code = "Processes.join(CPU, timeout_s=1, start_within_s=1)"
-    with one_after_another(code, begun=2, count=3) as started:
+    with one_after_another(code, count=3) as started:
         said = [process.communicate(timeout=BOUND_S)[1] for process in started]
         assert [process.returncode for process in started] == [1, 1]
     assert ["has not started within 1 s" in text for text in said] == [True, False], said
@@ -283,7 +281,7 @@ if processes.index:
 with processes.failing_together():
     distributed.all_reduce(torch.ones(1), group=across)
 """
-    with one_after_another(code, begun=2, count=2) as (first, _):
+    with one_after_another(code, count=2) as (first, _):
         said = first.communicate(timeout=BOUND_S)[1]
         assert first.returncode == 1
     assert "another of the 2 processes did not answer within 2 s" in said
