@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,36 +15,7 @@ from starlette.routing import Route
 from mcpagent.errors import UserError
 from mcpagent.policy.vllm.engine import VllmSettings, engine_options, memory_share
 from mcpagent.policy.vllm.process import flags
-from mcpagent.policy.vllm.worker import TOKEN, TokenGuard, WeightLoading, digest, weight_sums
-
-WORKER = WeightLoading()
-
-
-@pytest.mark.parametrize("size", [0, 1, 100, 70_000])
-def test_a_file_that_is_sent_in_parts_is_there_byte_for_byte(
-    size: int,
-) -> None:
-    whole = bytes(i * 7 % 251 for i in range(size))
-    folder = Path(WORKER.mcpagent_receive("run-1", "", "", "0"))
-    for at in range(0, max(size, 1), 9_999):
-        part = base64.b64encode(whole[at : at + 9_999]).decode()
-        assert WORKER.mcpagent_receive("run-1", "../weights.safetensors", part, str(at)) == str(folder)
-    assert (folder / "weights.safetensors").read_bytes() == whole
-    assert not (folder.parent / "weights.safetensors").exists()
-
-
-def test_only_the_last_versions_that_were_sent_stay() -> None:
-    folders = [Path(WORKER.mcpagent_receive(f"kept-{n}", "", "", "0")) for n in range(8)]
-    assert folders[-1].is_dir() and folders[-2].is_dir()
-    assert sum(folder.is_dir() for folder in folders) <= 5
-
-
-def test_a_machine_sees_a_folder_where_it_has_these_very_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"123")
-    assert WORKER.mcpagent_sees(str(tmp_path), json.dumps({"a": 3}))
-    assert not WORKER.mcpagent_sees(str(tmp_path), json.dumps({"a": 4}))
-    assert not WORKER.mcpagent_sees(str(tmp_path), json.dumps({"a": 3, "b": 1}))
-    assert not WORKER.mcpagent_sees(str(tmp_path / "elsewhere"), json.dumps({"a": 3}))
+from mcpagent.policy.vllm.worker import TOKEN, TokenGuard, digest, weight_sums
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -22,7 +22,6 @@ from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import RunError, UserError
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.policy.vllm.worker import EXTENSION
-from mcpagent.train.weight_sync import vllm_sampler
 from tests.vllm.test_adapters import saved
 from tests.vllm.test_weights import prove
 from tests.vllm.world import (
@@ -147,23 +146,6 @@ def test_adapters_are_swapped_and_proved_over_http(url: str, tmp_path: Path) -> 
     assert [
         card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"] if "policy" in card["id"]
     ] == []
-
-
-def test_a_server_that_does_not_see_the_trainers_files_is_sent_them(url: str, tmp_path: Path) -> None:
-    model = with_adapters(tiny_model())
-    policy = connected(url)
-    try:
-        engine = vllm_sampler(policy, model, folder=tmp_path)
-        assert policy._servers[0].sees_files
-        for step in range(2):
-            policy._servers[0].sees_files = False  # as on another machine
-            train_a_little(model, seed=step)
-            assert engine.read_back is not None and engine.read_back().differing
-            engine.push()
-            assert (engine.read_back().tensors, engine.read_back().differing) == (42, ())
-            assert prove(model, policy) < 1e-5
-    finally:
-        policy.close()
 
 
 def test_overflow_stop_tokens_and_seeds_are_as_in_process(url: str) -> None:

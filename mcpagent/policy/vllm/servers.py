@@ -7,8 +7,6 @@ one that is back joins again at the next update, from which on it has the curren
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -30,7 +28,6 @@ from mcpagent.policy.vllm.worker import TOKEN
 
 T = TypeVar("T")
 
-_PART = 32 << 20  # bytes of a file that travel at once
 _LOAD_ADAPTER = "/v1/load_lora_adapter"
 _KEPT = 3  # adapter versions that stay loaded: turns that began with one may still run
 START = (
@@ -47,7 +44,6 @@ class _Server:
     url: str  # a base URL, or unix: and the path of a socket
     http: httpx.AsyncClient
     model: str = ""
-    sees_files: bool = True  # of this machine
     is_alive: bool = True
     turns: int = 0  # in flight
 
@@ -237,10 +233,8 @@ class VllmServers:
         name = f"policy-{self._run}-{len(self._loaded)}"
 
         async def load(server: _Server) -> None:
-            async def load_from(path: str) -> None:
-                await self._post(server, _LOAD_ADAPTER, {"lora_name": name, "lora_path": path})
-
-            await self._load_from(server, folder, load_from)
+            body = {"lora_name": name, "lora_path": str(folder.absolute())}
+            await self._post(server, _LOAD_ADAPTER, body)
 
         await self._everywhere(load)
         self._loaded.append(name)
@@ -255,48 +249,14 @@ class VllmServers:
             await self._idle.wait()
 
             async def load(server: _Server) -> None:
-                await self._load_from(
-                    server, folder, lambda path: self._rpc(server, "mcpagent_load_folder", path)
-                )
+                body = {"method": "mcpagent_load_folder", "args": [str(folder.absolute())]}
+                await self._post(server, "/collective_rpc", body)
                 await self._post(server, "/reset_prefix_cache", None)
 
             await self._everywhere(load)
             self.version += 1
         finally:
             self._open.set()
-
-    async def _load_from(
-        self, server: _Server, folder: Path, load: Callable[[str], Awaitable[object]]
-    ) -> None:
-        """`load` what is in `folder` from there, or, on a machine that does not see it, from a folder of its
-        own to which the files are sent."""
-        path = str(folder.absolute())
-        files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
-        if server.sees_files:
-            try:
-                await load(path)
-                return
-            except RunError:
-                sizes = json.dumps({file.name: file.stat().st_size for file in files})
-                seen = await self._rpc(server, "mcpagent_sees", path, sizes)
-                if not files or all(json.loads(answer.lower()) for answer in seen):
-                    raise  # it sees them, or cannot say
-                server.sees_files = False
-        name = f"{self._run}-{self.version + 1}"
-        there = (await self._rpc(server, "mcpagent_receive", name, "", "", "0"))[0]
-        for file in files:
-            with file.open("rb") as source:
-                at = 0
-                while (part := source.read(_PART)) or not at:
-                    text = base64.b64encode(part).decode("ascii")
-                    await self._rpc(server, "mcpagent_receive", name, file.name, text, str(at))
-                    at += max(len(part), 1)
-        await load(there)
-
-    async def _rpc(self, server: _Server, method: str, *arguments: str) -> list[str]:
-        """Return what the method of `policy.vllm.worker` gives in each worker."""
-        body = {"method": method, "args": list(arguments)}
-        return (await self._post(server, "/collective_rpc", body) or {}).get("results") or []
 
     async def _unload(self, name: str) -> None:
         alive = [server for server in self._servers if server.is_alive]

@@ -7,14 +7,10 @@ The checksums are computed here and by the trainer alike.
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import os
 import re
 import secrets
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,6 @@ import torch
 
 EXTENSION = "mcpagent.policy.vllm.worker.WeightLoading"
 TOKEN = "VLLM_API_KEY"  # the environment variable of the token
-_KEPT_VERSIONS = 4  # of weights that were sent
 _COLUMNS = 16  # of a packed weight that are read back
 _CHUNK = 1 << 22  # elements that are summed at once
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
@@ -46,30 +41,6 @@ class WeightLoading:
         if not parts:
             raise FileNotFoundError(f"no *.safetensors in {folder}")
         self.mcpagent_load_weights([item for part in parts for item in load_file(part).items()])
-
-    def mcpagent_sees(self: Any, folder: str, sizes: str) -> bool:
-        """Return whether this machine has a folder with these files, of these sizes (JSON, bytes by name)."""
-        there = {name: Path(folder) / name for name in json.loads(sizes)}
-        return all(f.is_file() and f.stat().st_size == json.loads(sizes)[n] for n, f in there.items())
-
-    def mcpagent_receive(self: Any, version: str, file: str, part: str, at: str) -> str:
-        """Write a part (base64) of a file that the trainer's machine has; returns the folder here. The first
-        call of a version has no file, and drops what older ones left."""
-        root = Path(tempfile.gettempdir()) / f"mcpagent-weights-{os.getuid()}"
-        folder = root / Path(version).name
-        if not file:
-            root.mkdir(mode=0o700, exist_ok=True)
-            if root.is_symlink() or root.stat().st_uid != os.getuid():
-                raise PermissionError(f"{root} belongs to another user")
-            # Turns that began with one of the last versions may still run.
-            for old in sorted(root.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT_VERSIONS]:
-                shutil.rmtree(old, ignore_errors=True)
-            folder.mkdir(exist_ok=True)
-            return str(folder)
-        with (folder / Path(file).name).open("r+b" if int(at) else "wb") as target:
-            target.seek(int(at))
-            target.write(base64.b64decode(part))
-        return str(folder)
 
     def mcpagent_adapter(self: Any, adapter: int | None = None) -> dict[str, Any]:
         """Digests of the adapter with this id, or of the one that came last, as it lies in the slot that the
