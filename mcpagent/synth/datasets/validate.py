@@ -16,11 +16,11 @@ from mcpagent.core.records import JsonObject, describe
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.reward.validate import task_problems, task_warnings
+from mcpagent.reward.validate import task_warnings
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.datasets import empty_dataset, record_writer, write_jsonl
 from mcpagent.storage.json_stream import Located, compressed_writer, locate_records, open_bytes, reading
-from mcpagent.synth.tasks.inspect import answer_in_prompt, argument_faults, limit_faults
+from mcpagent.synth.tasks.inspect import answer_in_prompt, written_faults
 from mcpagent.synth.tasks.prove import examine
 from mcpagent.synth.tasks.run import CallCache, ToolShelf
 from mcpagent.synth.tasks.stages import EXECUTION_STAGES, VALIDATION_STAGES, Rejection, yield_table
@@ -104,15 +104,12 @@ def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> Valid
 
 def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -> Iterator[tuple[str, Task]]:
     """(file:line, task) for each record that is sound as it is written; `report` is told of every record."""
-    tool_names = (
-        None if shelf is None else {name for t in shelf.specs for name in (t.dotted, t.name, t.server)}
-    )
     ids: dict[str, int] = {}  # the line of each
     with reading(path), open_bytes(path) as stream:
         for located in locate_records(stream, path):
             report.records += 1
             where = f"{path}:{located.line}"
-            task = _problem(located, tool_names, shelf, ids)
+            task = _problem(located, shelf, ids)
             if isinstance(task, Task):
                 report.warn(where, task)
                 yield where, task
@@ -174,9 +171,7 @@ def _drop_empty(out: Path, count: int) -> None:
         out.unlink()
 
 
-def _problem(
-    located: Located, tool_names: set[str] | None, shelf: ToolShelf | None, ids: dict[str, int]
-) -> Task | tuple[RejectCode, str]:
+def _problem(located: Located, shelf: ToolShelf | None, ids: dict[str, int]) -> Task | tuple[RejectCode, str]:
     """The task, or the first thing that is wrong with it."""
     if isinstance(located.record, UserError):
         return RejectCode.JSON, located.record.message
@@ -187,17 +182,8 @@ def _problem(
         is_prompt = all(d["loc"] == ("prompt",) and d["type"] == "value_error" for d in details)
         code = RejectCode.NOT_COMPACT if is_prompt else RejectCode.SCHEMA
         return code, "; ".join(describe(detail) for detail in details)
-    if problems := task_problems(task):
-        # A plan that is longer than the limits is found with the rest of what cannot be graded.
-        is_limit = all("limits.max_" in problem for problem in problems)
-        return RejectCode.LIMITS if is_limit else RejectCode.GROUND_TRUTH, "; ".join(problems)
-    unknown = sorted(_tools_named(task) - tool_names) if tool_names is not None else []
-    if unknown:
-        return RejectCode.UNKNOWN_TOOL, f"no server in use has {', '.join(unknown)}"
-    if shelf is not None and (faults := argument_faults(task, shelf)):
-        return RejectCode.INVALID_ARGUMENTS, "; ".join(faults)
-    if faults := limit_faults(task):
-        return RejectCode.LIMITS, faults[0]
+    if (fault := next(written_faults(task, shelf), None)) is not None:
+        return fault.code, fault.detail
     if (said := answer_in_prompt(task)) is not None:
         return RejectCode.ANSWER_IN_PROMPT, f"the question itself says {said!r}"
     if (first := ids.get(task.id)) is not None:
@@ -210,15 +196,3 @@ def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
-
-
-def _tools_named(task: Task) -> set[str]:
-    """Every tool that an episode of the task would call or offer, as written."""
-    truth = task.truth
-    names = {
-        f"{call.server}.{call.tool}" for step in truth.tool_sequence for call in (step, *step.alternatives)
-    }
-    names |= {f"{server}.{call.tool}" for server, calls in truth.setup.items() for call in calls}
-    names |= {f"{server}.{check.call.tool}" for server, checks in truth.state.items() for check in checks}
-    names |= set(truth.success.must_call)
-    return names | set(task.offered_in(len(truth.user_turns)) or ())

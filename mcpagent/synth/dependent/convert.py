@@ -13,21 +13,19 @@ from mcpagent.core.placeholders import format_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec, catalog_hash
-from mcpagent.reward.validate import task_problems
 from mcpagent.storage.datasets import DiskList
 from mcpagent.synth.dependent.spec import (
     ReadTask,
     Scenario,
     SpecFault,
-    SpecFaultCode,
     SpecTask,
-    conversation_faults,
-    plan_faults,
     read_spec,
 )
-from mcpagent.synth.tasks.prove import Rejection, grounded
+from mcpagent.synth.tasks.inspect import written_faults
+from mcpagent.synth.tasks.prove import grounded
 from mcpagent.synth.tasks.record import system_message
-from mcpagent.synth.tasks.run import CallCache
+from mcpagent.synth.tasks.run import CallCache, ToolShelf
+from mcpagent.synth.tasks.stages import RejectCode, Rejection
 
 DATA_SOURCE = "synthetic/dependent"
 ENV_CLASS = "MCPToolEnv"
@@ -81,23 +79,18 @@ def convert_spec(
     conversion = Conversion()
     # What was read of a task is not kept, so without a catalog the file is read once more.
     offer = _named_tools(read_spec(path)) if catalog is None else dict(catalog)
-    by_place = None if catalog is None else {(t.server, t.name): t for t in catalog.values()}
+    shelf = None if catalog is None else ToolShelf(catalog.values())
     pinned = None if catalog is None else catalog_hash(catalog.values())
     ids: dict[str, str] = {}
     for number, source in enumerate(read_spec(path)):
         faults = list(source.faults)
         task: Task | None = None
         if source.task is not None and source.scenario is not None:
-            faults += conversation_faults(source.task, source.pointer)
-            faults += plan_faults(source.task, source.scenario, source.pointer, catalog=by_place)
-            faults += _id_faults(source.task, source.pointer, ids)
+            task = _record(source.task, source.scenario, offer, env_class=env_class, data_source=data_source)
+            if pinned is not None:
+                task = task.model_copy(update={"extra_info": {**task.extra_info, "catalog_hash": pinned}})
+            faults += _faults(task, source.pointer, shelf, ids)
             if not faults:
-                task = _record(
-                    source.task, source.scenario, offer, env_class=env_class, data_source=data_source
-                )
-                if pinned is not None:
-                    task = task.model_copy(update={"extra_info": {**task.extra_info, "catalog_hash": pinned}})
-                faults += _truth_faults(task, source.pointer)
                 _note(conversion, source.task, source.scenario, task)
         conversion.add(
             Converted(
@@ -125,9 +118,9 @@ async def execute_plans(conversion: Conversion, cache: CallCache) -> Conversion:
         outcome = await grounded(item.task, cache) if item.task is not None else None
         if isinstance(outcome, Rejection):
             fault = SpecFault(
-                code=SpecFaultCode.EXECUTION,
+                code=outcome.code,
                 pointer=f"{item.pointer}/solution/tool_sequence",
-                message=f"{outcome.code.value}: {outcome.detail}",
+                message=outcome.detail,
                 remedy="correct the plan, or convert without --execute",
             )
             executed.add(replace(item, task=None, faults=(fault,)))
@@ -236,30 +229,18 @@ def _named_tools(read: Iterable[ReadTask]) -> dict[str, ToolSpec]:
     }
 
 
-def _id_faults(task: SpecTask, pointer: str, ids: dict[str, str]) -> list[SpecFault]:
-    first = ids.setdefault(task.task_id, pointer)
-    if first == pointer:
-        return []
-    return [
-        SpecFault(
-            code=SpecFaultCode.DUPLICATE_ID,
+def _faults(task: Task, pointer: str, shelf: ToolShelf | None, ids: dict[str, str]) -> Iterator[SpecFault]:
+    """What is wrong with a task as it is written, and an id that an earlier one has."""
+    first = ids.setdefault(task.id, pointer)
+    if first != pointer:
+        yield SpecFault(
+            code=RejectCode.DUPLICATE_ID,
             pointer=f"{pointer}/task_id",
-            message=f"is {task.task_id!r}, which {first} has already",
+            message=f"is {task.id!r}, which {first} has already",
             remedy="give each task an id of its own: attempts are kept apart by it",
         )
-    ]
-
-
-def _truth_faults(task: Task, pointer: str) -> list[SpecFault]:
-    return [
-        SpecFault(
-            code=SpecFaultCode.GROUND_TRUTH,
-            pointer=f"{pointer}/solution",
-            message=problem,
-            remedy="correct the solution",
-        )
-        for problem in task_problems(task)
-    ]
+    for fault in written_faults(task, shelf):
+        yield SpecFault(code=fault.code, pointer=f"{pointer}/solution", message=fault.detail)
 
 
 def _note(conversion: Conversion, task: SpecTask, scenario: Scenario, record: Task) -> None:

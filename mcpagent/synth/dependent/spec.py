@@ -9,54 +9,32 @@ Reading collects every fault with its JSON pointer (RFC 6901) instead of stoppin
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from mcpagent.core.placeholders import PlaceholderError, reference_texts, references
 from mcpagent.core.records import JsonObject, OpenRecord, describe
 from mcpagent.core.tasks import Complexity, TaskLimits
-from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.json_stream import open_bytes, reading
-from mcpagent.tools.catalog import near_match
-from mcpagent.tools.schemas import SchemaCheck
+from mcpagent.synth.tasks.stages import RejectCode
 
 _KEY = "dependent_dataset"
 # The words of other datasets for the same three levels.
 _COMPLEXITY = {"easy": "simple", "medium": "moderate", "difficult": "complex", "hard": "complex"}
 
 
-class SpecFaultCode(StrEnum):
-    """What is wrong with a task of a spec."""
-
-    SCHEMA = "schema"  # a field is missing or has a wrong type
-    DUPLICATE_ID = "duplicate_id"  # the task_id of an earlier task
-    CONVERSATION = "conversation"  # nobody asks for anything
-    STEP_ORDER = "step_order"  # step numbers do not count upwards
-    REFERENCE = "reference"  # a reference is malformed or does not name an earlier step
-    REFERENCE_PATH = "reference_path"  # the result that it points into does not have this field
-    LIMITS = "limits"  # the plan itself breaks the limits
-    UNKNOWN_SERVER = "unknown_server"
-    UNKNOWN_TOOL = "unknown_tool"
-    ARGUMENTS = "arguments"  # the parameters break the tool's input schema
-    GROUND_TRUTH = "ground_truth"  # the reward could not judge it
-    EXECUTION = "execution"  # the plan was run and failed
-
-
 @dataclass(frozen=True, kw_only=True)
 class SpecFault:
     """`pointer` is the JSON pointer of what is wrong; `remedy` is what to do about it."""
 
-    code: SpecFaultCode
+    code: RejectCode
     pointer: str
     message: str
-    remedy: str
+    remedy: str = "correct the task"
 
     def as_json(self) -> JsonObject:
         """Return the fault as `convert --json` shows it."""
@@ -106,8 +84,15 @@ class SpecTask(OpenRecord):
 
     task_id: Annotated[str, Field(min_length=1)]
     complexity: Complexity = "simple"
-    conversation: Annotated[tuple[SpecMessage, ...], Field(min_length=1)]
+    conversation: tuple[SpecMessage, ...]
     solution: SpecSolution
+
+    @field_validator("conversation")
+    @classmethod
+    def _asks(cls, messages: tuple[SpecMessage, ...]) -> tuple[SpecMessage, ...]:
+        if not any(message.role == "user" for message in messages):
+            raise ValueError("has no user message, so no user asks for anything")
+        return messages
 
     @model_validator(mode="before")
     @classmethod
@@ -192,7 +177,7 @@ def _scenarios(path: Path) -> list[Any]:
 def _schema_faults(error: ValidationError, pointer: str) -> Iterator[SpecFault]:
     for detail in error.errors():
         yield SpecFault(
-            code=SpecFaultCode.SCHEMA,
+            code=RejectCode.SCHEMA,
             pointer=pointer + "".join(f"/{_escaped(part)}" for part in detail["loc"]),
             message=describe(detail),
             remedy="add the field" if detail["type"] == "missing" else "correct the value",
@@ -201,200 +186,3 @@ def _schema_faults(error: ValidationError, pointer: str) -> Iterator[SpecFault]:
 
 def _escaped(part: int | str) -> str:
     return str(part).replace("~", "~0").replace("/", "~1")
-
-
-_PATH = re.compile(r"\$\{\s*step(\d+)((?:\.\w+|\[-?\d+\])*)\s*\}")
-_PART = re.compile(r"\.(\w+)|\[(-?\d+)\]")
-
-
-def conversation_faults(task: SpecTask, pointer: str) -> Iterator[SpecFault]:
-    """Somebody must ask, and what is said first must fit the compact prompt."""
-    roles = [message.role for message in task.conversation]
-    if "user" not in roles:
-        yield SpecFault(
-            code=SpecFaultCode.CONVERSATION,
-            pointer=f"{pointer}/conversation",
-            message=f"has no user message (its roles are {', '.join(roles)}), so no user asks for anything",
-            remedy='add {"role": "user", "content": "..."}',
-        )
-    elif roles.count("system") > 1 or "system" in roles[1:]:
-        yield SpecFault(
-            code=SpecFaultCode.CONVERSATION,
-            pointer=f"{pointer}/conversation",
-            message="a system message stands behind other messages, or there is more than one",
-            remedy="keep one system message, as the first",
-        )
-
-
-def plan_faults(
-    task: SpecTask,
-    scenario: Scenario,
-    pointer: str,
-    *,
-    catalog: Mapping[tuple[str, str], ToolSpec] | None,
-) -> Iterator[SpecFault]:
-    """Order, references and limits of the plan; with a `catalog` also its tools and their arguments."""
-    steps = task.solution.tool_sequence
-    where = f"{pointer}/solution/tool_sequence"
-    seen: dict[int, SpecStep] = {}
-    for index, step in enumerate(steps):
-        at, number = f"{where}/{index}", step.step or index + 1
-        if seen and number <= max(seen):
-            yield SpecFault(
-                code=SpecFaultCode.STEP_ORDER,
-                pointer=f"{at}/step",
-                message=f"is {number}, but step {max(seen)} stands before it",
-                remedy="number the steps 1, 2, 3, ... in the order in which they run",
-            )
-        last_turn = [m.role for m in task.conversation].count("user") - 1
-        if step.user_turn > max(0, last_turn):
-            yield SpecFault(
-                code=SpecFaultCode.CONVERSATION,
-                pointer=f"{at}/user_turn",
-                message=f"is {step.user_turn}, but the last user message is number {last_turn} (from 0)",
-                remedy="name the user message that asks for this call",
-            )
-        yield from _reference_faults(step, f"{at}/params", seen, catalog)
-        if catalog is not None:
-            yield from _call_faults(step, at, catalog)
-        seen[number] = step
-    yield from _limit_faults(steps, scenario, where)
-
-
-def _limit_faults(steps: Sequence[SpecStep], scenario: Scenario, where: str) -> Iterator[SpecFault]:
-    servers = sorted({step.server for step in steps})
-    uses = {"max_tools": len(steps), "max_servers": len(servers)}
-    for name, used in uses.items():
-        allowed = getattr(scenario.limits, name)
-        if allowed is not None and used > allowed:
-            what = f"{used} calls" if name == "max_tools" else f"{used} servers ({', '.join(servers)})"
-            yield SpecFault(
-                code=SpecFaultCode.LIMITS,
-                pointer=where,
-                message=f"the plan uses {what}, but limits.{name} of its scenario is {allowed}",
-                remedy=f"raise limits.{name} to {used}, or shorten the plan",
-            )
-
-
-def _reference_faults(
-    step: SpecStep,
-    pointer: str,
-    earlier: Mapping[int, SpecStep],
-    catalog: Mapping[tuple[str, str], ToolSpec] | None,
-) -> Iterator[SpecFault]:
-    for name, value in step.params.items():
-        at = f"{pointer}/{name}"
-        try:
-            unknown = sorted(references(value) - earlier.keys())
-        except PlaceholderError as error:
-            yield SpecFault(
-                code=SpecFaultCode.REFERENCE,
-                pointer=at,
-                message=str(error),
-                remedy="write a path into an earlier result: ${step1.field}",
-            )
-            continue
-        if unknown:
-            before = ", ".join(f"step{n}" for n in earlier) or "none, this is the first"
-            yield SpecFault(
-                code=SpecFaultCode.REFERENCE,
-                pointer=at,
-                message=f"refers to step{unknown[0]}, which is not an earlier step (earlier steps: {before})",
-                remedy="refer to a step that has run before",
-            )
-        elif catalog is not None:
-            yield from _path_faults(value, at, earlier, catalog)
-
-
-def _path_faults(
-    value: Any, pointer: str, earlier: Mapping[int, SpecStep], catalog: Mapping[tuple[str, str], ToolSpec]
-) -> Iterator[SpecFault]:
-    """Paths that the output schema of the referred tool rules out; without a schema only running tells."""
-    for text in reference_texts(value):
-        path = _PATH.fullmatch(text)
-        if path is None:
-            continue
-        source = earlier[int(path[1])]
-        tool = catalog.get((source.server, source.tool))
-        if tool is None or tool.output_schema is None:
-            continue
-        problem = _missing_field(tool.output_schema, path[2])
-        if problem is not None:
-            yield SpecFault(
-                code=SpecFaultCode.REFERENCE_PATH,
-                pointer=pointer,
-                message=f"{text}: the result of {tool.dotted} has no {problem[0]!r}; it has "
-                f"{', '.join(problem[1])}",
-                remedy=near_match(problem[0], problem[1]) or "use one of its fields",
-            )
-
-
-def _missing_field(root: JsonObject, path: str) -> tuple[str, list[str]] | None:
-    """The first part of `path` that the schema does not have, and what it has instead. Where the schema says
-    nothing (no properties, several alternatives) everything is possible."""
-    schema: Any = root
-    for name, index in _PART.findall(path):
-        schema = _followed(schema, root)
-        if index:
-            schema = schema.get("items", {})
-            continue
-        properties = schema.get("properties")
-        if not properties:
-            return None
-        if name not in properties:
-            return (name, sorted(properties)) if not schema.get("additionalProperties") else None
-        schema = properties[name]
-    return None
-
-
-def _followed(schema: JsonObject, root: JsonObject) -> JsonObject:
-    reference = schema.get("$ref", "")
-    if reference.startswith("#/$defs/"):
-        return root.get("$defs", {}).get(reference.removeprefix("#/$defs/"), {})
-    return schema
-
-
-def _call_faults(
-    step: SpecStep, pointer: str, catalog: Mapping[tuple[str, str], ToolSpec]
-) -> Iterator[SpecFault]:
-    servers = {server for server, _ in catalog}
-    if step.server not in servers:
-        yield SpecFault(
-            code=SpecFaultCode.UNKNOWN_SERVER,
-            pointer=f"{pointer}/server",
-            message=f"there is no server {step.server!r}; there are {', '.join(sorted(servers))}",
-            remedy=near_match(step.server, servers) or "name one of them, or add it to the mcp.json",
-        )
-        return
-    tool = catalog.get((step.server, step.tool))
-    if tool is None:
-        names = sorted(name for server, name in catalog if server == step.server)
-        yield SpecFault(
-            code=SpecFaultCode.UNKNOWN_TOOL,
-            pointer=f"{pointer}/tool",
-            message=f"server {step.server!r} has no tool {step.tool!r}",
-            remedy=near_match(step.tool, names) or f"its tools are {', '.join(names)}",
-        )
-        return
-    yield from _argument_faults(step, f"{pointer}/params", tool)
-
-
-def _argument_faults(step: SpecStep, pointer: str, tool: ToolSpec) -> Iterator[SpecFault]:
-    """The input schema, with every parameter that holds a reference left out: its value is not known yet."""
-    properties = tool.input_schema.get("properties", {})
-    for name in step.params.keys() - properties.keys() if properties else ():
-        yield SpecFault(
-            code=SpecFaultCode.ARGUMENTS,
-            pointer=f"{pointer}/{name}",
-            message=f"{tool.dotted} has no parameter {name!r}",
-            remedy=near_match(name, properties) or f"its parameters are {', '.join(properties)}",
-        )
-    for error in SchemaCheck(tool.input_schema).errors(step.params):
-        if reference_texts(error.instance) and error.instance is not step.params:
-            continue
-        yield SpecFault(
-            code=SpecFaultCode.ARGUMENTS,
-            pointer="/".join([pointer, *map(str, error.absolute_path)]),
-            message=f"{tool.dotted}: {error.message}",
-            remedy=f"mcpagent tools list --json shows the schema of {tool.dotted}",
-        )

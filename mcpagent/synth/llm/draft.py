@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -21,8 +22,8 @@ from mcpagent.llm.contract import ChatReply, Finish
 from mcpagent.llm.endpoint import json_of
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.tasks.record import ToolSelection, system_message
+from mcpagent.synth.tasks.run import ToolShelf
 from mcpagent.tools.catalog import near_match
-from mcpagent.tools.schemas import SchemaCheck
 
 
 class DraftStage(StrEnum):
@@ -174,6 +175,11 @@ class FormatCheck:
     max_turns: int
     seed: int
 
+    @cached_property
+    def shelf(self) -> ToolShelf:
+        """The usable tools."""
+        return ToolShelf(self.usable.values())
+
     def task(self, draft: Draft, *, complexity: Complexity) -> Task:
         """Return the record, its checks still holding references to the results. Raises FaultFound."""
         low, high = steps_for(complexity, self.max_tools)
@@ -216,7 +222,7 @@ class FormatCheck:
             _fail(
                 DraftFaultCode.BAD_REFERENCE, f"{where} refers to step {late[0]}, which has not run by then"
             )
-        if fault := _argument_fault(spec.input_schema, arguments):
+        if fault := self.shelf.argument_fault(step.server, step.tool, arguments):
             _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}, {spec.dotted}: {fault}")
         return {"step": number, "server": step.server, "tool": step.tool, "params": arguments}
 
@@ -286,20 +292,6 @@ def _references(where: str, value: Any) -> set[int]:
         return references(value)
     except PlaceholderError as error:
         _fail(DraftFaultCode.BAD_REFERENCE, f"{where}: {error}")
-
-
-def _argument_fault(schema: JsonObject, arguments: JsonObject) -> str | None:
-    """Names always; values if they are not references, whose type only the run can tell."""
-    properties = schema.get("properties", {})
-    unknown = sorted(set(arguments) - set(properties))
-    if unknown and schema.get("additionalProperties") in (None, False):
-        parameters = ", ".join(properties) or "none"
-        return f"{unknown[0]!r} is not an argument; there are: {parameters}"
-    missing = [name for name in schema.get("required", ()) if name not in arguments]
-    if missing:
-        return f"{missing[0]!r} is missing"
-    plain = {name: value for name, value in arguments.items() if not references(value)}
-    return SchemaCheck({**schema, "required": []}).fault(plain)
 
 
 def _fail(code: DraftFaultCode, detail: str) -> NoReturn:

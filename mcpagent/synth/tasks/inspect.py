@@ -12,7 +12,10 @@ from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, Task
 from mcpagent.core.values import as_number, numbers_in
+from mcpagent.reward.validate import task_problems
 from mcpagent.synth.tasks.run import ToolShelf
+from mcpagent.synth.tasks.stages import RejectCode, Rejection
+from mcpagent.tools.catalog import near_match
 
 
 def calls_of(task: Task) -> Iterator[tuple[str, str, str, JsonObject]]:
@@ -29,29 +32,39 @@ def calls_of(task: Task) -> Iterator[tuple[str, str, str, JsonObject]]:
             yield f"state of {server}", server, check.call.tool, check.call.arguments
 
 
-def unknown_tools(task: Task, shelf: ToolShelf) -> list[str]:
-    """`server.tool` of the calls that no server in use offers."""
-    named = {f"{s}.{t}" for _, s, t, _ in calls_of(task) if shelf.spec(s, t) is None}
-    return sorted(named)
-
-
-def argument_faults(task: Task, shelf: ToolShelf) -> list[str]:
-    """Gold calls that break their tool's input schema. A call with a reference is judged when it is known,
-    and a tool that does not exist not at all."""
-    return [
+def written_faults(task: Task, shelf: ToolShelf | None) -> Iterator[Rejection]:
+    """Yield what is wrong with a task as it is written. `shelf` None does not compare it with servers."""
+    if shelf is not None:
+        names = {name for spec in shelf.specs for name in (spec.dotted, spec.name, spec.server)}
+        if unknown := sorted(_tools_named(task) - names):
+            hint = near_match(unknown[0], names) or ""
+            text = f"no server in use has {', '.join(unknown)}. {hint}".strip()
+            yield Rejection(RejectCode.UNKNOWN_TOOL, text)
+            return  # the rest follows from it
+    if problems := task_problems(task):
+        # A plan that is longer than the limits is found with the rest of what cannot be graded.
+        is_limit = all("limits.max_" in problem for problem in problems)
+        code = RejectCode.LIMITS if is_limit else RejectCode.GROUND_TRUTH
+        yield Rejection(code, "; ".join(problems))
+    faults = [
         f"{where}, {server}.{tool}: {fault}"
-        for where, server, tool, arguments in calls_of(task)
-        if shelf.spec(server, tool) is not None
-        and not reference_texts(arguments)
-        and (fault := shelf.argument_fault(server, tool, arguments)) is not None
+        for where, server, tool, arguments in (() if shelf is None else calls_of(task))
+        if shelf is not None and (fault := shelf.argument_fault(server, tool, arguments)) is not None
     ]
+    if faults:
+        yield Rejection(RejectCode.INVALID_ARGUMENTS, "; ".join(faults))
+    needed = len(task.truth.tool_sequence) + len(task.truth.user_turns) + 1
+    if needed > task.truth.max_turns:  # one call a turn, and a turn for each answer
+        yield Rejection(
+            RejectCode.LIMITS, f"the plan needs {needed} turns, max_turns is {task.truth.max_turns}"
+        )
 
 
-def limit_faults(task: Task) -> list[str]:
-    """Limits that the plan does not fit into: one call a turn, and a turn for each answer."""
+def _tools_named(task: Task) -> set[str]:
+    """Return every tool that an episode of the task would call or offer, as written."""
     truth = task.truth
-    needed = len(truth.tool_sequence) + len(truth.user_turns) + 1
-    return [f"the plan needs {needed} turns, max_turns is {truth.max_turns}"] * (needed > truth.max_turns)
+    names = {f"{server}.{tool}" for _, server, tool, _ in calls_of(task)}
+    return names | set(truth.success.must_call) | set(task.offered_in(len(truth.user_turns)) or ())
 
 
 def answer_in_prompt(task: Task) -> str | None:

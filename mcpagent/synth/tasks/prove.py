@@ -28,14 +28,11 @@ from mcpagent.reward.answer import state_holds
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.phrasing import PHRASE_WORDS, tokens
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, grade, state_readings
-from mcpagent.reward.validate import task_problems
 from mcpagent.synth.tasks.inspect import (
     answer_in_prompt,
     answer_values,
-    argument_faults,
-    limit_faults,
     stands_in,
-    unknown_tools,
+    written_faults,
 )
 from mcpagent.synth.tasks.record import answer_sources, settle, with_verdicts
 from mcpagent.synth.tasks.run import (
@@ -488,14 +485,8 @@ async def _grounded(draft: Task, cache: CallCache, phrase_words: int) -> tuple[T
 
 
 def _check_as_written(draft: Task, cache: CallCache) -> None:
-    if unknown := unknown_tools(draft, cache):
-        raise RejectedTask(RejectCode.UNKNOWN_TOOL, ", ".join(unknown))
-    if problems := task_problems(draft):
-        raise RejectedTask(RejectCode.GROUND_TRUTH, "; ".join(problems))
-    if faults := argument_faults(draft, cache):
-        raise RejectedTask(RejectCode.INVALID_ARGUMENTS, faults[0])
-    if faults := limit_faults(draft):
-        raise RejectedTask(RejectCode.LIMITS, faults[0])
+    if (fault := next(written_faults(draft, cache), None)) is not None:
+        raise RejectedTask(fault.code, fault.detail)
 
 
 def _check_calls(run: GoldRun, cache: CallCache) -> None:

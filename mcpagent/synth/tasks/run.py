@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcpagent.core.answer_line import with_answer_line, written_answer
-from mcpagent.core.placeholders import format_value, resolve_references, result_value, shown_value
+from mcpagent.core.placeholders import (
+    format_value,
+    reference_texts,
+    resolve_references,
+    result_value,
+    shown_value,
+)
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanStep, StateCall, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
@@ -18,6 +24,7 @@ from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, grade, state_checks
 from mcpagent.reward.rule import total_reward
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
+from mcpagent.tools.catalog import near_match
 from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
 from mcpagent.tools.schemas import SchemaCheck
 
@@ -33,7 +40,7 @@ class ToolShelf:
 
     def __init__(self, specs: Iterable[ToolSpec]) -> None:
         self._specs: dict[tuple[str, str], ToolSpec] = {(t.server, t.name): t for t in specs}
-        self._checks: dict[tuple[str, str], SchemaCheck] = {}
+        self._checks: dict[tuple[str, str, tuple[str, ...]], SchemaCheck] = {}
 
     @property
     def specs(self) -> Collection[ToolSpec]:
@@ -41,11 +48,20 @@ class ToolShelf:
         return self._specs.values()
 
     def argument_fault(self, server: str, tool: str, arguments: JsonObject) -> str | None:
-        """Where and why `arguments` break the input schema of a tool of the catalog; None when they hold."""
-        place = (server, tool)
-        if place not in self._checks:
-            self._checks[place] = SchemaCheck(self._specs[place].input_schema)
-        return self._checks[place].fault(arguments)
+        """Return where and why `arguments` break the input schema of a tool of the catalog, or which of them
+        it does not have; None if they hold. Of those with a reference only the name is known so far."""
+        schema = self._specs[server, tool].input_schema
+        properties = schema.get("properties", {})
+        unknown = sorted(arguments.keys() - properties.keys())
+        if properties and unknown and not schema.get("additionalProperties"):
+            hint = near_match(unknown[0], properties) or f"there are: {', '.join(properties)}"
+            return f"{unknown[0]!r} is not an argument. {hint}"
+        later = tuple(sorted(name for name, value in arguments.items() if reference_texts(value)))
+        key = (server, tool, later)
+        if key not in self._checks:
+            required = [name for name in schema.get("required", ()) if name not in later]
+            self._checks[key] = SchemaCheck({**schema, "required": required} if later else schema)
+        return self._checks[key].fault({n: value for n, value in arguments.items() if n not in later})
 
     def spec(self, server: str, tool: str) -> ToolSpec | None:
         """Return the tool in the catalog, None when there is none."""

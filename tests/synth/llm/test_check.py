@@ -68,7 +68,7 @@ def test_a_right_draft_is_a_record_with_its_references_still_in_it() -> None:
         (draft(FIND, ("price", "[1]")), "invalid_arguments", "not a JSON object"),
         (draft(FIND, ("price", {"id": "seven"})), "invalid_arguments", "'seven' is not of type 'integer'"),
         (draft(FIND, ("price", {"id": 7, "shop": "x"})), "invalid_arguments", "'shop' is not an argument"),
-        (draft(("find", {"limit": 3}), PRICE), "invalid_arguments", "'query' is missing"),
+        (draft(("find", {"limit": 3}), PRICE), "invalid_arguments", "'query' is a required property"),
         (draft(("find", {"query": "lamp", "limit": 99}), PRICE), "invalid_arguments", "99"),
         (draft(FIND, ("price", {"id": "${step2.id}"})), "bad_reference", "step 2"),
         (draft(FIND, ("price", {"id": "${import os}"})), "bad_reference", "import os"),
