@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -30,8 +29,6 @@ RENDER_CPU_S = 2.0  # a prompt takes milliseconds
 RENDER_MEMORY_BYTES = 512 * 2**20
 RENDER_CHARS = 16 * 2**20
 _RENDER_WALL_S = 120.0  # the machine may be busy
-_END_S = 10.0
-_MAX_TEMPLATE_CHARS = 2**20
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 
@@ -54,8 +51,6 @@ def render_chat(
         return tokenizer.apply_chat_template(
             list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation
         )
-    if len(template) > _MAX_TEMPLATE_CHARS:
-        raise _refusal(name, f"has {len(template):,} characters, more than {_MAX_TEMPLATE_CHARS:,}")
     variables = {
         **tokenizer.special_tokens_map,
         "messages": list(messages),
@@ -65,19 +60,15 @@ def render_chat(
     }
     request = json.dumps({"template": template, "variables": variables})
     answer = _worker(os.getpid()).ask(request)
-    match answer:
-        case {"text": str(text)}:
-            return text
-        case {"error": str(error)}:
-            raise TemplateError(error)
-        case {"limit": "memory"}:
-            raise _refusal(name, f"takes more than {RENDER_MEMORY_BYTES // 2**20} MiB to render")
-        case {"limit": "length"}:
-            raise _refusal(name, f"renders more than {RENDER_CHARS:,} characters")
-        case {"limit": "time"}:
-            raise _refusal(name, f"takes more than {RENDER_CPU_S:g} CPU seconds to render")
-        case _:
-            raise _refusal(name, "ends the process that renders it")
+    if answer is None:
+        raise RenderLimitError(
+            f"the chat template of {name} takes more than {RENDER_CPU_S:g} CPU seconds, "
+            f"{RENDER_MEMORY_BYTES // 2**20} MiB or {RENDER_CHARS:,} characters to render",
+            remedy="use a model whose template can be trusted, or set model.tokenizer to one",
+        )
+    if "error" in answer:
+        raise TemplateError(answer["error"])
+    return answer["text"]
 
 
 @cache
@@ -88,14 +79,7 @@ def _shipped_templates() -> frozenset[str]:
 
 
 class RenderLimitError(UserError):
-    """A template that takes more than rendering may take, or ends the process that renders it."""
-
-
-def _refusal(name: str, reason: str) -> RenderLimitError:
-    return RenderLimitError(
-        f"the chat template of {name} {reason}",
-        remedy="use a model whose template can be trusted, or set model.tokenizer to one",
-    )
+    """A template that takes more than rendering may take."""
 
 
 class _Worker:
@@ -107,18 +91,16 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.close)
 
-    def ask(self, request: str) -> dict[str, str]:
-        """Return the answer; `limit` says what it would have taken too much of, or that the process ended."""
+    def ask(self, request: str) -> dict[str, str] | None:
+        """Return the answer; None if the process ended over it."""
         with self._lock:
             process = self._process = self._process or _started()
-            answer: dict[str, str] = {"limit": "crash"}
+            answer = None
             try:
                 answer = _exchange(process, request)
             finally:
-                if "limit" in answer:  # its memory may be full of what it made, or an answer be under way
+                if answer is None:  # also if it is interrupted: an answer may be under way
                     self._end()
-            if process.returncode == -signal.SIGPROF:
-                return {"limit": "time"}
             return answer
 
     def close(self) -> None:
@@ -129,7 +111,6 @@ class _Worker:
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.poll()
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
@@ -138,20 +119,16 @@ class _Worker:
                         pipe.close()
 
 
-def _exchange(process: subprocess.Popen[bytes], request: str) -> dict[str, str]:
+def _exchange(process: subprocess.Popen[bytes], request: str) -> dict[str, str] | None:
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(request.encode() + b"\n")
         process.stdin.flush()
     except BrokenPipeError:
-        return {"limit": "crash"}
-    if not select.select([process.stdout], [], [], _RENDER_WALL_S)[0]:
-        return {"limit": "time"}
-    line = process.stdout.readline()
-    if line.endswith(b"\n"):
-        return json.loads(line)
-    process.wait(_END_S)  # it closed its output, which is the last but one thing that it does
-    return {"limit": "crash"}
+        return None
+    is_ready = select.select([process.stdout], [], [], _RENDER_WALL_S)[0]
+    line = process.stdout.readline() if is_ready else b""
+    return json.loads(line) if line.endswith(b"\n") else None
 
 
 @cache

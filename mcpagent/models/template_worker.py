@@ -1,7 +1,7 @@
 """Renders chat templates of strangers, as a program of its own: standard library and jinja2 alone.
 
-Reads one JSON request a line from standard input and writes one JSON answer a line. A render that takes
-longer than it may ends the process; one that takes more memory is answered as such.
+Reads one JSON request a line from standard input and writes one JSON answer a line. A render that takes more
+time, memory or characters than it may ends the process.
 """
 
 from __future__ import annotations
@@ -64,10 +64,12 @@ def _rendered(request: dict[str, Any], max_chars: int) -> dict[str, str]:
     try:
         text = _compiled(request["template"]).render(**request["variables"])
     except MemoryError:
-        return {"limit": "memory"}
+        os._exit(1)
     except Exception as error:  # noqa: BLE001 - a template is its author's program and fails in its own ways
         return {"error": f"{error}"[:2000] or type(error).__name__}
-    return {"text": text} if len(text) <= max_chars else {"limit": "length"}
+    if len(text) > max_chars:
+        os._exit(1)
+    return {"text": text}
 
 
 def _serve(cpu_s: float, memory_bytes: int, max_chars: int) -> None:
