@@ -193,7 +193,7 @@ def _show_plan(config: TrainConfig, console: Console, *, gpu_memory: float | Non
         config.device == "auto" and config.finetune.mode == "qlora"
     )
     planned = gpu_memory or (0.0 if is_named else None)
-    document = plan_run(config, gpu_memory_gib=planned, count=count, on_note=console.note).as_json()
+    document = plan_run(config, gpu_memory_gib=planned, count=count, on_note=console.note)
     rows = [(key.replace("_", " "), _shown(value)) for key, value in document.items() if key != "notes"]
     console.print_blocks(document, [Table("Plan (nothing was loaded or written)", ("", "value"), rows)])
     for note in document["notes"]:

@@ -41,7 +41,7 @@ from mcpagent.storage.runs import RunSession, last_run, new_session, planned_fol
 from mcpagent.tools.setup import open_tools
 from mcpagent.train.health import Callback
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.plan import Preflight, TrainPlan, check_run, plan, target_device
+from mcpagent.train.plan import Preflight, check_run, plan, target_device
 
 
 def train(
@@ -212,7 +212,7 @@ def plan_run(
     gpu_memory_gib: float | None = None,
     count: int | None = None,
     on_note: Callable[[str], None] = lambda _: None,
-) -> TrainPlan:
+) -> JsonObject:
     """Return what `train` would do in `count` processes, or what it would refuse (UserError): with
     `gpu_memory_gib`, 0 if it is not known, on GPUs that need not be here."""
     config = pinned_model(config, on_note=on_note)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
@@ -283,79 +283,46 @@ def _with(config: TrainConfig, key: str, value: Any) -> TrainConfig:
     return config.model_copy(update={section: changed})
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainPlan:
-    """Sizes of a run. Parameters, memory and checkpoints (GiB, each) are None if the model's configuration
-    cannot be had. `memory_gib` is the peak of one process, with its engine of vLLM if it has one on the
-    same device; `fits` compares it with `device_memory_gib`, and `notes` say what to lower."""
-
-    algorithm: str
-    model: str
-    architecture: str
-    mode: str
-    device: str
-    device_memory_gib: float | None
-    dtype: str
-    mixed_precision: str
-    backend: str
-    backend_reason: str
-    deterministic: bool
-    steps: int
-    optimizer_steps: int
-    tasks: int
-    validation: str
-    episodes_per_step: int
-    servers: tuple[str, ...]
-    parameters: int | None
-    trained_parameters: int | None
-    memory_gib: float | None
-    memory_gib_by_part: dict[str, float] | None
-    fits: bool | None
-    checkpoint_gib: float | None
-    kept_checkpoints: int | Literal["all"]
-    run_dir: str
-    notes: tuple[str, ...]
-
-    def as_json(self) -> JsonObject:
-        """Return the document of `train --dry-run --json`."""
-        return asdict(self)
-
-
 def plan(
     config: TrainConfig, checked: Preflight, tasks: TaskFile, *, validation: Path | None, run_dir: Path
-) -> TrainPlan:
-    """Return the plan of a run that passed `preflight.check`; `validation` is the file that it evaluates on,
-    if it does. Raises UserError if the servers' file is wrong."""
+) -> JsonObject:
+    """Return the document of `train --dry-run --json` for a run that passed `check_run`; `validation` is the
+    file that it evaluates on, if it does. Sizes (memory and checkpoints in GiB) are None if the model's
+    configuration cannot be had; `memory_gib` is the peak of one process, with its engine of vLLM if it has
+    one on the same device, and `fits` compares it with `device_memory_gib`. Raises UserError if the servers'
+    file is wrong."""
     shape, target, expected = checked.shape, checked.target, checked.forecast
     is_grpo = config.algorithm == "grpo"
     steps = config.total_steps(n_tasks=len(tasks))
     updates = config.grpo.epochs_per_batch * config.grpo.minibatches if is_grpo else 1
     itemsize = checked.dtype.itemsize
-    return TrainPlan(
-        algorithm=config.method,
-        model=config.model.name,
-        architecture=checked.architecture,
-        mode=config.finetune.mode,
-        device=target.kind,
-        device_memory_gib=None if target.memory is None else target.memory / GIB,
-        dtype=str(checked.dtype).removeprefix("torch."),
-        mixed_precision=config.training.mixed_precision,
-        backend=checked.backend.backend,
-        backend_reason=checked.backend.why,
-        deterministic=is_deterministic(torch.device(target.kind)),
-        steps=steps,
-        optimizer_steps=steps * updates,
-        tasks=len(tasks),
-        validation=str(validation or "none"),
-        episodes_per_step=config.training.batch_size * (config.rollout.group_size if is_grpo else 1),
-        servers=tuple(server.name for server in configured_servers(config.tools)),
-        parameters=shape.parameters if shape else None,
-        trained_parameters=trained_parameters(config, shape) if shape else None,
-        memory_gib=expected.peak / GIB if expected else None,
-        memory_gib_by_part={name: size / GIB for name, size in expected.parts.items()} if expected else None,
-        fits=checked.fits,
-        checkpoint_gib=checkpoint_bytes(config, shape, itemsize=itemsize) / GIB if shape else None,
-        kept_checkpoints=config.training.keep_checkpoints or "all",
-        run_dir=str(run_dir),
-        notes=checked.notes,
-    )
+    return {
+        "algorithm": config.method,
+        "model": config.model.name,
+        "architecture": checked.architecture,
+        "mode": config.finetune.mode,
+        "device": target.kind,
+        "device_memory_gib": None if target.memory is None else target.memory / GIB,
+        "dtype": str(checked.dtype).removeprefix("torch."),
+        "mixed_precision": config.training.mixed_precision,
+        "backend": checked.backend.backend,
+        "backend_reason": checked.backend.why,
+        "deterministic": is_deterministic(torch.device(target.kind)),
+        "steps": steps,
+        "optimizer_steps": steps * updates,
+        "tasks": len(tasks),
+        "validation": str(validation or "none"),
+        "episodes_per_step": config.training.batch_size * (config.rollout.group_size if is_grpo else 1),
+        "servers": tuple(server.name for server in configured_servers(config.tools)),
+        "parameters": shape.parameters if shape else None,
+        "trained_parameters": trained_parameters(config, shape) if shape else None,
+        "memory_gib": expected.peak / GIB if expected else None,
+        "memory_gib_by_part": {name: size / GIB for name, size in expected.parts.items()}
+        if expected
+        else None,
+        "fits": checked.fits,
+        "checkpoint_gib": checkpoint_bytes(config, shape, itemsize=itemsize) / GIB if shape else None,
+        "kept_checkpoints": config.training.keep_checkpoints or "all",
+        "run_dir": str(run_dir),
+        "notes": checked.notes,
+    }

@@ -226,7 +226,7 @@ def test_a_plan_needs_no_weights_but_refuses_what_the_run_refuses(model: Path) -
     with pytest.raises(UserError, match="sizes are not those of the weights"):
         plan_run(configured(model))
     config.write_text(before)
-    assert plan_run(configured(without_weights(model))).as_json()
+    assert plan_run(configured(without_weights(model)))
     (model / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(UserError, match="the weights are a pickle"):
         plan_run(configured(model))
