@@ -137,7 +137,7 @@ class QuickstartJob:
 
     @property
     def warm_checkpoint(self) -> Path:
-        """Where the warm start leaves its result."""
+        """The checkpoint that the warm start leaves."""
         return self.out / "warm_start" / "checkpoints" / step_name(self.warm_steps)
 
     @contextmanager

@@ -56,7 +56,7 @@ def train_tokenizer(
     texts: Iterable[str], *, vocab_size: int, catalog_hash: str, wording: Collection[str] | None = None
 ) -> Any:
     """Return a byte-level BPE tokenizer over `texts` as a plain `PreTrainedTokenizerFast` with the chat
-    template. Where `wording` is given, words that are not among it are cut into pairs of letters and merge
+    template. If `wording` is given, words that are not among it are cut into pairs of letters and merge
     with nothing around them: so a name is the same tokens in a question, a result and an answer, and every
     one of them is frequent enough for copying it to be learned.
 
@@ -211,7 +211,7 @@ _RESULTS = 4  # different ones of a tool that tell its wording from what it says
 class Renaming:
     """Gives the entities of a demonstration new names of the same shape, the same ones in its question, its
     calls, its results and its answers (`train.sft.Augmentation`): so the model learns to copy what stands
-    there, where a few hundred demonstrations would have it remember.
+    there; a few hundred demonstrations would have it remember.
 
     An entity is a word, or a number, that a result or the arguments of a call hold, or that the question
     holds and the arguments of another demonstration's call. Words of the catalog, names of fields and what

@@ -39,7 +39,7 @@ from mcpagent.storage.checkpoints import ADAPTER_FILE, choose_checkpoint, verifi
 from mcpagent.storage.lineage import Base, base_of, refuse_other_base
 from mcpagent.storage.packages import require
 
-# Where DeepSpeed is installed, transformers imports it to save a model, and it warns on stdout without a GPU.
+# If DeepSpeed is installed, transformers imports it to save a model, and it warns on stdout without a GPU.
 logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno > logging.WARNING)
 
 # PEFT asks models for this, which transformers has renamed in 5.23.
@@ -408,7 +408,7 @@ def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any
     folder = _local_folder(name)
     if folder is not None:
         _hide_progress_bars()
-    # Where a repository has no safetensors, transformers asks a service to convert its pickle.
+    # If a repository has no safetensors, transformers asks a service to convert its pickle.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     try:
         with _no_pickles(name):

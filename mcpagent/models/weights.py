@@ -216,7 +216,7 @@ def _other_count(model: Any, expected: Collection[str], stored: Collection[str])
 
 
 def _lacking(model: Any, expected: Collection[str], stored: Collection[str]) -> str | None:
-    """Return the first weight that nothing in the files is for. Where they have a name that the model has
+    """Return the first weight that nothing in the files is for. If they have a name that the model has
     not, some are converted while they are read, and this cannot be told before that."""
     if not set(stored) <= set(expected):
         return None

@@ -183,7 +183,7 @@ def read_failures(run: Path, *, seed: int) -> FailedTasks:
     attempts.
 
     Only the training episodes count: those of evaluations would teach what is held out. Raises UserError
-    where there is none.
+    if there is none.
     """
     folder = RunFolder.open(run)
     config = load_train_config(inherited=folder.config_path, for_training=False).config

@@ -395,7 +395,7 @@ def write_splits(
 
 
 def split_path(folder: Path, split: str) -> Path:
-    """Where a split of a dataset is kept."""
+    """Return the file of a split of a dataset."""
     return folder / f"{split}.jsonl"
 
 

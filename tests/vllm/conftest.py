@@ -11,5 +11,5 @@ collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        # What vLLM and its dependencies are warned of is not ours to mend.
+        # What vLLM and its dependencies are warned of is not ours to fix.
         item.add_marker(pytest.mark.filterwarnings("ignore"))

@@ -1,8 +1,8 @@
 """A vLLM engine in a process of its own that mcpagent starts: steps are scheduled ahead, the trainer's thread
 holds up no process, and each process of a run has one on its own device.
 
-It listens on a Unix socket in a folder that this user alone can enter, so its development routes are nobody
-else's and no port can be taken. It ends with its parent, however that ends.
+It listens on a Unix socket in a folder that this user alone can enter, so its development routes are for
+no other user and no port can be taken. It ends with its parent, however that ends.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class VllmServers:
     ) -> None:
         """`version` is that of the served weights; -1 if the first ones are still to come. Only with
         `is_seeded` each turn has a random stream of its own. `sleep_level` None: `sleep` does nothing. Raises
-        UserError if a server does not answer, holds less context than `max_context`, or lets anybody on
+        UserError if a server does not answer, holds less context than `max_context`, or lets others on
         the network use its development routes."""
         self._decode, self._stop_ids, self._max_context = decode, sorted(stop_ids), max_context
         self._is_seeded, self._sleep_level = is_seeded, sleep_level
@@ -277,8 +277,8 @@ class VllmServers:
         server.model = card["id"]
         if _is_on_a_network(server.url):
             open_to_all = httpx.AsyncClient(base_url=server.url, timeout=10.0)
-            async with open_to_all as anybody:
-                if (await anybody.get("/is_sleeping")).status_code not in (401, 403, 404):
+            async with open_to_all as stranger:
+                if (await stranger.get("/is_sleeping")).status_code not in (401, 403, 404):
                     raise UserError(
                         f"{server.url} opens vLLM's development routes to the whole network; they load "
                         "weights and call methods of its workers",

@@ -64,7 +64,7 @@ def split_dataset(
     numbers for each record.
 
     Tasks that name a common entity (have the same plan) are of one group, directly or through others, and a
-    group is never divided. Where nearly everything is one group, `drop_crossing` gives each entity a split
+    group is never divided. If nearly everything is one group, `drop_crossing` gives each entity a split
     and leaves out the tasks that are about entities of several. Raises UserError.
     """
     splits = [split for split in SPLITS if _share(shares, split) > 0]

@@ -102,7 +102,7 @@ _SHINGLE = 5  # characters
 
 
 def plan_signature(task: Task) -> str:
-    """Equal for tasks that ask for the same calls on the same things; the wording is not in it. Where nothing
+    """Equal for tasks that ask for the same calls on the same things; the wording is not in it. If nothing
     is to be called, what is said is all there is."""
     truth = task.truth
     calls = [[step.server, step.tool, step.params, step.user_turn] for step in truth.tool_sequence]

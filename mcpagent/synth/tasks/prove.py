@@ -382,8 +382,8 @@ async def _run_without(
     without: Collection[int],
     untouched: GoldRun,
 ) -> GoldRun:
-    """What is left of a run. Where nothing that is left or left out changes anything, it is not run again:
-    the calls answer as they did, and the state is as it was."""
+    """Return what is left of a run. If nothing that is left or left out changes anything, it is not run
+    again: the calls answer as they did, and the state is as it was."""
     calls = tuple(made for made in run.calls if made[0].step not in without)
     is_quiet = all(cache.is_read_only(call.server, call.tool) for _, call, _ in calls)
     was_quiet = all(cache.is_read_only(call.server, call.tool) for _, call, _ in run.calls)

@@ -64,7 +64,7 @@ class ToolShelf:
         return self._checks[key].fault({n: value for n, value in arguments.items() if n not in later})
 
     def spec(self, server: str, tool: str) -> ToolSpec | None:
-        """Return the tool in the catalog, None when there is none."""
+        """Return the tool in the catalog; None if there is none."""
         return self._specs.get((server, tool))
 
     def is_read_only(self, server: str, tool: str) -> bool:

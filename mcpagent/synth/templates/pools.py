@@ -86,7 +86,7 @@ def split_entities(
     least: Mapping[str, int] = {},
     splits: Collection[str] = SPLITS,
 ) -> dict[str, dict[str, list[Any]]]:
-    """`result[split][pool]`: every entity in exactly one split, stated values in each. Where a pool has few,
+    """`result[split][pool]`: every entity in exactly one split, stated values in each. If a pool has few,
     each of `splits` has the `least` number of that pool, as long as another can spare them."""
     split_of: dict[Any, str] = {}
     for pool, members in entities.items():

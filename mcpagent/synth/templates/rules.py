@@ -401,7 +401,7 @@ def short_note(short: Mapping[str, tuple[int, int]], why: str) -> str:
 
 
 def why_short(data: GeneratedData) -> str:
-    """Return what there was to ask about, where it was not enough."""
+    """Return what there was to ask about, for a split that has too few tasks."""
     sizes = data.entities.values()
     if all("facts" in of_split for of_split in sizes):  # explored
         things = sum(of_split["facts"] for of_split in sizes)

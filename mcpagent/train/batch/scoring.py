@@ -239,7 +239,8 @@ def why_not_packed(model: Any, scorer: TokenScorer | None = None) -> str | None:
 
 
 def model_device(model: Any) -> torch.device:
-    """Where the model computes. Shards may lie in the memory of the host; buffers do not."""
+    """Return the device that the model computes on. Shards may lie in the memory of the host, and buffers do
+    not."""
     return next(itertools.chain(model.buffers(), model.parameters())).device
 
 

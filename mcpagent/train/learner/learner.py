@@ -254,7 +254,7 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device that the model computes on."""
         return model_device(self.model)
 
     @property
@@ -263,7 +263,7 @@ class Learner:
         return torch.promote_types(self.model.dtype, torch.float32)
 
     def batches(self, samples: Sequence[TrainSample], *, max_tokens: int) -> Iterator[Batch]:
-        """Micro-batches that cover every sample once: packed if the model allows it, else padded. Where
+        """Yield micro-batches that cover every sample once: packed if the model allows it, else padded. If
         weights are sharded, all processes ask for them at the same time, and batches without `rows` stand for
         those that only others have."""
         make: Any = padded_batches
@@ -305,8 +305,8 @@ class Learner:
 
     @property
     def _shares_prefix(self) -> bool:
-        """Whether several rows can share a prefix: where there is always a flash kernel, of weights that are
-        in one place."""
+        """Whether several rows can share a prefix: if there is always a flash kernel, of weights that are in
+        one place."""
         config = self.model.config.get_text_config()
         has_dropout = getattr(config, "attention_dropout", 0.0)
         return self.device.type == "cpu" and not self.wrapping.is_sharded and not has_dropout

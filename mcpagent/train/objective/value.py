@@ -124,7 +124,7 @@ def load_value_head(
 
 
 def turn_starts(samples: Sequence[TrainSample]) -> list[int]:
-    """Where each turn's first token is among the N loss-bearing tokens of the samples, in their order."""
+    """Return the place of each turn's first token among the N loss-bearing tokens of the samples."""
     starts: list[int] = []
     before = 0
     for sample in samples:
