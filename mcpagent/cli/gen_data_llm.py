@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mcpagent.llm.endpoint import EndpointSettings
     from mcpagent.synth.explore.rewrite import RewriteRun
     from mcpagent.synth.generate import DatasetOutput
-    from mcpagent.synth.llm.generate import TaskSettings
+    from mcpagent.synth.llm.prompts import TaskSettings
     from mcpagent.synth.llm.sample import AskSettings
 
 T = TypeVar("T", int, str)
@@ -106,8 +106,7 @@ def _settings(
     options: LLMOptions, config: TrainConfig, *, distractors: int | None
 ) -> tuple[TaskSettings, AskSettings]:
     from mcpagent.config.environment import environment, resource_path
-    from mcpagent.synth.llm.generate import TaskSettings
-    from mcpagent.synth.llm.prompts import load_curriculum, load_prompts
+    from mcpagent.synth.llm.prompts import TaskSettings, load_curriculum, load_prompts
     from mcpagent.synth.llm.sample import AskSettings
 
     prompts = load_prompts(resource_path("templates/prompts/tasks.yaml"))

@@ -21,6 +21,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.llm.contract import ChatReply, Finish
 from mcpagent.llm.endpoint import json_of
 from mcpagent.reward.validate import task_problems
+from mcpagent.synth.llm.prompts import TaskSettings
 from mcpagent.synth.tasks.record import ToolSelection, system_message
 from mcpagent.synth.tasks.run import ToolShelf
 from mcpagent.tools.catalog import near_match
@@ -122,12 +123,6 @@ class Vote(Record):
     accept: bool
 
 
-def form_of(form: type[Record]) -> JsonObject:
-    """Return the JSON schema of an answer: every field required, no other allowed, as strict outputs want
-    it."""
-    return form.model_json_schema()
-
-
 def read_reply(reply: ChatReply, form: type[_Form]) -> _Form | DraftFault:
     """Return the answer in its form, or why it does not have it."""
     if reply.finish is Finish.REFUSED:
@@ -147,7 +142,6 @@ def read_reply(reply: ChatReply, form: type[_Form]) -> _Form | DraftFault:
 
 
 DATA_SOURCE = "synthetic/llm"
-STEPS: Mapping[Complexity, tuple[int, int]] = {"simple": (1, 1), "moderate": (2, 3), "complex": (3, 99)}
 _LONGEST_PROMPT = 2000  # characters
 
 
@@ -159,21 +153,13 @@ class FaultFound(Exception):
         self.fault = fault
 
 
-def steps_for(complexity: Complexity, max_tools: int) -> tuple[int, int]:
-    """Return the fewest and the most calls of a plan; a low `max_tools` lowers both."""
-    low, high = STEPS[complexity]
-    return min(low, max_tools), min(high, max_tools)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FormatCheck:
     """`usable` are the tools that a plan may call, by `server.tool`; the offer may hold more."""
 
     usable: Mapping[str, ToolSpec]
     offer: ToolSelection
-    max_tools: int
-    max_turns: int
-    seed: int
+    settings: TaskSettings
 
     @cached_property
     def shelf(self) -> ToolShelf:
@@ -182,17 +168,17 @@ class FormatCheck:
 
     def task(self, draft: Draft, *, complexity: Complexity) -> Task:
         """Return the record, its checks still holding references to the results. Raises FaultFound."""
-        low, high = steps_for(complexity, self.max_tools)
+        low, high = self.settings.steps(complexity)
         if not low <= len(draft.steps) <= high:
             range_text = f"{low}" if low == high else f"{low} to {high}"
             _fail(
                 DraftFaultCode.LIMITS,
                 f"{len(draft.steps)} steps, but a {complexity} task has {range_text} here",
             )
-        if len(draft.steps) + 1 > self.max_turns:
+        if len(draft.steps) + 1 > self.settings.max_turns:
             _fail(
                 DraftFaultCode.LIMITS,
-                f"{len(draft.steps)} steps and an answer pass {self.max_turns} turns",
+                f"{len(draft.steps)} steps and an answer pass {self.settings.max_turns} turns",
             )
         if not draft.user_prompt.strip() or len(draft.user_prompt) > _LONGEST_PROMPT:
             _fail(DraftFaultCode.SCHEMA, f"user_prompt must have 1 to {_LONGEST_PROMPT} characters")
@@ -256,15 +242,15 @@ class FormatCheck:
     def _record(self, draft: Draft, plan: list[JsonObject], complexity: Complexity) -> Task:
         key = json.dumps([draft.user_prompt, plan], sort_keys=True)
         names = {f"{step['server']}.{step['tool']}" for step in plan}
-        tools = self.offer.tools_for(names, seed=derive_seed(self.seed, "offer", key))
+        tools = self.offer.tools_for(names, seed=derive_seed(self.settings.seed, "offer", key))
         truth: JsonObject = {
             "task_id": f"llm-{blake2b(key.encode(), digest_size=6).hexdigest()}",
             "complexity": complexity,
-            "max_turns": self.max_turns,
+            "max_turns": self.settings.max_turns,
             "success": {"must_call_tool": f"{plan[-1]['server']}.{plan[-1]['tool']}"},
             "tool_sequence": plan,
             "reference_answer": draft.final_answer,
-            "limits": {"max_tools": self.max_tools},
+            "limits": {"max_tools": self.settings.max_tools},
         }
         if draft.answer.type != "none":
             values = draft.answer.values

@@ -13,7 +13,7 @@ from typing import Any
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.console import Console, counted
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Complexity, Task
+from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import RunError, UserError
 from mcpagent.interrupts import Interrupted
@@ -25,10 +25,9 @@ from mcpagent.llm.journal import Journal, JournaledClient
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.generate import DatasetOutput
 from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
-from mcpagent.synth.llm.prompts import CurriculumPrompt, PromptBuilder, observe, unresolved_aliases
+from mcpagent.synth.llm.prompts import PromptBuilder, TaskSettings, observe, unresolved_aliases
 from mcpagent.synth.llm.sample import (
     AskSettings,
-    Committee,
     Executor,
     SampleOutcome,
     Workshop,
@@ -40,34 +39,6 @@ from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SplitShares
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.setup import open_tools
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskSettings:
-    """What the tasks are to be. `may_write` lets plans call tools that are not read-only."""
-
-    max_tools: int
-    max_turns: int
-    domains: Sequence[str]
-    complexities: Sequence[Complexity]
-    curriculum: Sequence[CurriculumPrompt] = ()
-    distractors: int | None = None
-    may_write: bool = True
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeneratedByModel:
-    """`yields` accounts for every sample, `failures` (`Failures.as_json`) for every request that was not
-    answered, those of earlier runs of the journal included."""
-
-    tasks: Mapping[str, Sequence[Task]]
-    yields: JsonObject
-    failures: JsonObject
-    spend: JsonObject
-    catalog_hash: str
-    executed_calls: int
-    from_journal: int  # answers that were there before
 
 
 @dataclass(frozen=True)
@@ -92,14 +63,42 @@ def make_dataset_with_model(
     The counts of `output` are proportions. Raises UserError."""
     started = time.perf_counter()
     try:
-        data = _generate(tools, output.counts, settings, asking, budget, journal, console)
+        with (
+            open_tools(tools, on_note=console.note) as opened,
+            console.progress("Samples", total=asking.samples) as advance,
+        ):
+            if unknown := unresolved_aliases(settings.curriculum, tuple(opened.pool.tools.values())):
+                console.note(f"--curriculum: no tool is meant by {', '.join(unknown)}; ignored")
+            kept = 0
+
+            def on_progress(outcome: SampleOutcome) -> None:
+                nonlocal kept
+                kept += outcome.executed is not None
+                cost = budget.cost
+                spent = "" if cost is None else f", ${cost:.4f}"
+                advance(1, note=f"{kept} good, {budget.requests} requests{spent}")
+
+            making = generate_with_model(
+                opened.pool,
+                output.counts,
+                settings=settings,
+                asking=asking,
+                budget=budget,
+                journal_file=journal,
+                on_note=console.note,
+                on_progress=on_progress,
+            )
+            tasks, told = opened.io.run(making)
     except KeyboardInterrupt as interrupt:
         raise Interrupted(f"{journal.path} has every answer so far") from interrupt
-    tasks = {split: members for split, members in data.tasks.items() if members}
-    paths: Mapping[str, Path] = {}
-    if tasks:
-        paths = output.write(tasks)
-    document = _document(data, paths, tasks) | {
+    tasks = {split: members for split, members in tasks.items() if members}
+    paths = output.write(tasks) if tasks else {}
+    counts = count_tasks(task for members in tasks.values() for task in members).as_json()
+    document: JsonObject = {
+        "records": counts["records"],
+        **{name: counts[name] for name in counts if name.startswith("by_")},
+        **told,
+        "paths": {split: str(path) for split, path in paths.items()},
         "model": asking.endpoint.model,
         "backend": asking.endpoint.backend,
         "prompts_sha256": asking.prompts.sha256,
@@ -113,62 +112,6 @@ def make_dataset_with_model(
         groups = f"the {document['records']} tasks are too few, or share too many entities, to be divided"
         console.note(f"{' and '.join(empty)} got no task and no file: {groups}; ask for more samples")
     return document
-
-
-def _generate(
-    tools: ToolsConfig,
-    counts: Mapping[str, int],
-    settings: TaskSettings,
-    asking: AskSettings,
-    budget: ApiBudget,
-    journal: JournalFile,
-    console: Console,
-) -> GeneratedByModel:
-    def open_journal(run: JsonObject) -> Journal:
-        read = read_chat if asking.endpoint.backend == "chat" else read_responses
-        return Journal(journal.path, run=run, read=read, retry_failed=journal.retry_failed)
-
-    with (
-        open_tools(tools, on_note=console.note) as opened,
-        console.progress("Samples", total=asking.samples) as advance,
-    ):
-        if unknown := unresolved_aliases(settings.curriculum, tuple(opened.pool.tools.values())):
-            console.note(f"--curriculum: no tool is meant by {', '.join(unknown)}; ignored")
-        kept = 0
-
-        def on_progress(outcome: SampleOutcome) -> None:
-            nonlocal kept
-            kept += outcome.executed is not None
-            cost = budget.cost
-            spent = "" if cost is None else f", ${cost:.4f}"
-            advance(1, note=f"{kept} good, {budget.requests} requests{spent}")
-
-        return opened.io.run(
-            generate_with_model(
-                opened.pool,
-                counts,
-                settings=settings,
-                asking=asking,
-                budget=budget,
-                open_journal=open_journal,
-                on_note=console.note,
-                on_progress=on_progress,
-            )
-        )
-
-
-def _document(data: GeneratedByModel, paths: Mapping[str, Path], tasks: Mapping[str, Any]) -> JsonObject:
-    counts = count_tasks(task for members in tasks.values() for task in members).as_json()
-    return {
-        "records": counts["records"],
-        **{name: counts[name] for name in counts if name.startswith("by_")},
-        **data.yields,
-        "failed_requests": data.failures,
-        "spend": {**data.spend, "answers_from_journal": data.from_journal},
-        "executed_calls": data.executed_calls,
-        "paths": {split: str(path) for split, path in paths.items()},
-        "catalog_hash": data.catalog_hash,
-    }
 
 
 def run_description(settings: TaskSettings, asking: AskSettings, catalog_hash: str) -> JsonObject:
@@ -199,12 +142,13 @@ async def generate_with_model(
     settings: TaskSettings,
     asking: AskSettings,
     budget: ApiBudget,
-    open_journal: Callable[[JsonObject], Journal],
+    journal_file: JournalFile,
     on_note: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[SampleOutcome], None] = lambda _: None,
-) -> GeneratedByModel:
-    """`asking.samples` samples, each a task or a counted reject; the same for the same journal. The `counts`
-    of the splits are proportions, and each split with a count has a task if there are enough.
+) -> tuple[Mapping[str, Sequence[Task]], JsonObject]:
+    """Make `asking.samples` samples, each a task or a counted reject, the same for the same journal; return
+    the tasks by split and what the document says of the samples and the requests. The `counts` of the splits
+    are proportions, and each split with a count has a task if there are enough.
 
     Raises UserError if no request can succeed, and if no tool may be called.
     """
@@ -216,19 +160,26 @@ async def generate_with_model(
             remedy="name those that do: --read-only SERVER.TOOL,...; or let plans change something: "
             "--allow-writes",
         )
-    observations = await observe(CallCache(pool), usable.values())
     prompt_builder = PromptBuilder(
         prompts=asking.prompts,
         usable=tuple(usable.values()),
-        observations=observations,
-        domains=settings.domains,
-        complexities=settings.complexities,
-        curriculum=settings.curriculum,
-        max_tools=settings.max_tools,
-        seed=settings.seed,
+        observations=await observe(CallCache(pool), usable.values()),
+        settings=settings,
+    )
+    executor, provenance = (
+        Executor(pool),
+        {
+            "template": "llm",
+            "model": asking.endpoint.model,
+            "backend": asking.endpoint.backend,
+            "prompts_sha256": asking.prompts.sha256,
+            "seed": settings.seed,
+            "catalog_hash": offer.catalog_hash,
+        },
     )
     run = run_description(settings, asking, offer.catalog_hash)
-    with open_journal(run) as journal:
+    read = read_chat if asking.endpoint.backend == "chat" else read_responses
+    with Journal(journal_file.path, run=run, read=read, retry_failed=journal_file.retry_failed) as journal:
         journal.charge(budget)
         recorded = journal.answered_count
         async with Endpoint(asking.endpoint, on_note=on_note) as endpoint:
@@ -239,21 +190,26 @@ async def generate_with_model(
                 max_in_flight=asking.concurrency,
                 per_minute=asking.per_minute,
             )
-            workshop = _workshop(patient, journal, pool, offer, usable, settings, asking)
+            workshop = Workshop(
+                client=JournaledClient(patient, journal),
+                journal=journal,
+                asking=asking,
+                check=FormatCheck(usable=usable, offer=offer, settings=settings),
+                executor=executor,
+                seed=settings.seed,
+                provenance=provenance,
+            )
             outcomes = await _all(
                 workshop, prompt_builder, range(asking.samples), asking.concurrency, on_progress
             )
-        executor = workshop.executor
     tasks, yields = divided_samples(outcomes, counts, tools=usable, seed=settings.seed)
-    return GeneratedByModel(
-        tasks=tasks,
-        yields=yields,
-        failures=journal.failures.as_json(),
-        spend=budget.as_json(),
-        catalog_hash=offer.catalog_hash,
-        executed_calls=executor.executed_calls,
-        from_journal=recorded,
-    )
+    return tasks, {
+        **yields,
+        "failed_requests": journal.failures.as_json(),
+        "spend": {**budget.as_json(), "answers_from_journal": recorded},
+        "executed_calls": executor.executed_calls,
+        "catalog_hash": offer.catalog_hash,
+    }
 
 
 def divided_samples(
@@ -267,46 +223,6 @@ def divided_samples(
     kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
     tasks = split_tasks(kept, tools=tools, shares=shares, seed=seed, splits=splits)
     return tasks, sample_yield_table(distinct)
-
-
-def _workshop(
-    patient: RetryingClient,
-    journal: Journal,
-    pool: ToolProvider,
-    offer: ToolSelection,
-    usable: Mapping[str, ToolSpec],
-    settings: TaskSettings,
-    asking: AskSettings,
-) -> Workshop:
-    client = JournaledClient(patient, journal)
-    return Workshop(
-        client=client,
-        journal=journal,
-        asking=asking,
-        check=FormatCheck(
-            usable=usable,
-            offer=offer,
-            max_tools=settings.max_tools,
-            max_turns=settings.max_turns,
-            seed=settings.seed,
-        ),
-        executor=Executor(pool),
-        committee=Committee(
-            client=client,
-            prompts=asking.prompts,
-            votes=asking.votes,
-            max_output_tokens=asking.max_output_tokens,
-        ),
-        seed=settings.seed,
-        provenance={
-            "template": "llm",
-            "model": asking.endpoint.model,
-            "backend": asking.endpoint.backend,
-            "prompts_sha256": asking.prompts.sha256,
-            "seed": settings.seed,
-            "catalog_hash": offer.catalog_hash,
-        },
-    )
 
 
 async def _all(

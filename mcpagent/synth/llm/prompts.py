@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import sha256
@@ -21,7 +21,6 @@ from mcpagent.core.tasks import Complexity
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.json_stream import read_records
-from mcpagent.synth.llm.draft import steps_for
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.template import read_yaml, validate_yaml
 from mcpagent.tools.probes.arguments import harmless_arguments, known_values
@@ -245,6 +244,28 @@ def _words(name: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
+_STEPS: Mapping[Complexity, tuple[int, int]] = {"simple": (1, 1), "moderate": (2, 3), "complex": (3, 99)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What the tasks are to be. `may_write` lets plans call tools that are not read-only."""
+
+    max_tools: int
+    max_turns: int
+    domains: Sequence[str] = ()
+    complexities: Sequence[Complexity] = ()
+    curriculum: Sequence[CurriculumPrompt] = ()
+    distractors: int | None = None
+    may_write: bool = True
+    seed: int = 0
+
+    def steps(self, complexity: Complexity) -> tuple[int, int]:
+        """Return the fewest and the most calls of a plan; a low `max_tools` lowers both."""
+        low, high = _STEPS[complexity]
+        return min(low, self.max_tools), min(high, self.max_tools)
+
+
 _MOST_TOOLS = 40  # shown to the model at once; of a larger catalog each sample sees another part
 
 
@@ -266,29 +287,26 @@ class PromptBuilder:
     prompts: Prompts
     usable: Sequence[ToolSpec]
     observations: Sequence[Observation]
-    domains: Sequence[str]
-    complexities: Sequence[Complexity]
-    curriculum: Sequence[CurriculumPrompt]
-    max_tools: int
-    seed: int
+    settings: TaskSettings
 
     def __call__(self, number: int) -> Commission:
         """What sample `number` asks for: the same for the same seed."""
-        rng = Random(derive_seed(self.seed, "commission", number))
-        idea = self.curriculum[number % len(self.curriculum)] if self.curriculum else None
-        complexity = idea.complexity if idea else rng.choice(self.complexities)
-        domain = rng.choice(self.domains)
+        settings = self.settings
+        rng = Random(derive_seed(settings.seed, "commission", number))
+        idea = settings.curriculum[number % len(settings.curriculum)] if settings.curriculum else None
+        complexity = idea.complexity if idea else rng.choice(settings.complexities)
+        domain = rng.choice(settings.domains)
         likely = (
             [t for alias in idea.likely_tools if (t := resolve_alias(alias, self.usable))] if idea else []
         )
-        low, high = steps_for(complexity, self.max_tools)
+        low, high = settings.steps(complexity)
         texts = self.prompts.texts.generate
         user = fill_in(
             texts.user,
             complexity=complexity,
             domain=domain,
             steps=f"{low}" if low == high else f"{low} to {high}",
-            max_tools=self.max_tools,
+            max_tools=settings.max_tools,
             idea=_idea(idea, likely),
             tools="\n".join(map(_described, self._shown(likely, rng))),
             observations="\n".join(seen.excerpt(rng) for seen in self.observations) or "- nothing yet",

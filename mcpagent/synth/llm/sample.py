@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from mcpagent.core.records import JsonObject
+from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.llm.budget import BudgetSpent
@@ -25,7 +25,6 @@ from mcpagent.synth.llm.draft import (
     FaultFound,
     FormatCheck,
     Vote,
-    form_of,
     read_reply,
 )
 from mcpagent.synth.llm.prompts import Commission, Prompts, fill_in
@@ -88,62 +87,6 @@ class Executor:
                 for _, call, result in run.calls
             ),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Committee:
-    """`votes` members; more than half of all of them must accept. A vote that cannot be read counts for
-    neither side and is named."""
-
-    client: ChatClient
-    prompts: Prompts
-    votes: int
-    max_output_tokens: int
-
-    async def decide(self, executed: Executed, *, key: str) -> list[JsonObject] | DraftFault:
-        """Return the votes of an accepted task; the key of each is `key` and its number."""
-        outcomes = await asyncio.gather(
-            *(self._vote(executed, f"{key}:{n}", n) for n in range(self.votes)), return_exceptions=True
-        )
-        # Every answer that was paid for is in the journal before the budget ends the sample.
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        votes = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
-        accepting = sum(vote["accept"] is True for vote in votes)
-        refusing = sum(vote["accept"] is False for vote in votes)
-        if 2 * accepting > self.votes or self.votes == 0:
-            return votes
-        reasons = " / ".join(vote["reason"] for vote in votes if vote["accept"] is not True)
-        # Could the votes that are missing have made a majority?
-        if 2 * (self.votes - refusing) > self.votes:
-            return DraftFault(DraftStage.COMMITTEE, DraftFaultCode.VOTES_MISSING, reasons)
-        return DraftFault(DraftStage.COMMITTEE, DraftFaultCode.VOTED_DOWN, reasons)
-
-    async def _vote(self, executed: Executed, key: str, number: int) -> JsonObject:
-        texts, truth = self.prompts.texts, executed.task.truth
-        check = truth.final_answer
-        system = fill_in(texts.judge.system, lens=texts.lenses[number % len(texts.lenses)])
-        user = fill_in(
-            texts.judge.user,
-            user_prompt=executed.task.prompt[-1].content,
-            calls="\n".join(map(_shown, executed.calls)),
-            answer="none" if check is None else f"{check.type} {json.dumps(check.value)}",
-            reference_answer=truth.reference_answer,
-        )
-        request = ChatRequest(
-            messages=({"role": "system", "content": system}, {"role": "user", "content": user}),
-            max_output_tokens=self.max_output_tokens,
-            schema=form_of(Vote),
-            schema_name="vote",
-        )
-        try:
-            vote = read_reply(await self.client.ask(request, key=key), Vote)
-        except ChatFailed as failure:
-            return {"accept": None, "reason": f"no vote: {failure.reason}"}
-        if isinstance(vote, DraftFault):
-            return {"accept": None, "reason": f"no vote: {vote.code}"}
-        return vote.model_dump()
 
 
 def _shown(call: JsonObject) -> str:
@@ -230,7 +173,6 @@ class Workshop:
     asking: AskSettings
     check: FormatCheck
     executor: Executor
-    committee: Committee
     seed: int
     provenance: JsonObject
 
@@ -248,7 +190,9 @@ class Workshop:
         for attempt in range(self.asking.repairs + 1):
             key = f"{self.seed}:{commission.number}"
             try:
-                reply = await self.client.ask(self._request(messages), key=f"{key}:draft:{attempt}")
+                reply = await self.client.ask(
+                    self._request(messages, Draft, "task"), key=f"{key}:draft:{attempt}"
+                )
             except ChatFailed as failure:
                 faults.append(DraftFault(DraftStage.GENERATE, failure.reason.value, failure.text))
                 return None
@@ -284,7 +228,7 @@ class Workshop:
         executed = await self._executed(task, key.format("executed"))
         if isinstance(executed, DraftFault):
             return executed
-        votes = await self.committee.decide(executed, key=key.format("vote"))
+        votes = await self._votes(executed, key=key.format("vote"))
         if isinstance(votes, DraftFault):
             return votes
         info = {**executed.task.extra_info, "votes": votes}
@@ -301,12 +245,54 @@ class Workshop:
             return DraftFault.from_json(recorded["fault"])
         return Executed.from_json(recorded)
 
-    def _request(self, messages: tuple[JsonObject, ...]) -> ChatRequest:
+    async def _votes(self, executed: Executed, *, key: str) -> list[JsonObject] | DraftFault:
+        """Return the votes of an accepted task: more than half of all must accept. One that cannot be read
+        counts for neither side and is named."""
+        votes = self.asking.votes
+        outcomes = await asyncio.gather(
+            *(self._vote(executed, f"{key}:{n}", n) for n in range(votes)), return_exceptions=True
+        )
+        # Every answer that was paid for is in the journal before the budget ends the sample.
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        cast = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        accepting = sum(vote["accept"] is True for vote in cast)
+        refusing = sum(vote["accept"] is False for vote in cast)
+        if 2 * accepting > votes or votes == 0:
+            return cast
+        reasons = " / ".join(vote["reason"] for vote in cast if vote["accept"] is not True)
+        # Could the votes that are missing have made a majority?
+        could_pass = 2 * (votes - refusing) > votes
+        code = DraftFaultCode.VOTES_MISSING if could_pass else DraftFaultCode.VOTED_DOWN
+        return DraftFault(DraftStage.COMMITTEE, code, reasons)
+
+    async def _vote(self, executed: Executed, key: str, number: int) -> JsonObject:
+        texts, truth = self.asking.prompts.texts, executed.task.truth
+        check = truth.final_answer
+        system = fill_in(texts.judge.system, lens=texts.lenses[number % len(texts.lenses)])
+        user = fill_in(
+            texts.judge.user,
+            user_prompt=executed.task.prompt[-1].content,
+            calls="\n".join(map(_shown, executed.calls)),
+            answer="none" if check is None else f"{check.type} {json.dumps(check.value)}",
+            reference_answer=truth.reference_answer,
+        )
+        messages = ({"role": "system", "content": system}, {"role": "user", "content": user})
+        try:
+            vote = read_reply(await self.client.ask(self._request(messages, Vote, "vote"), key=key), Vote)
+        except ChatFailed as failure:
+            return {"accept": None, "reason": f"no vote: {failure.reason}"}
+        if isinstance(vote, DraftFault):
+            return {"accept": None, "reason": f"no vote: {vote.code}"}
+        return vote.model_dump()
+
+    def _request(self, messages: tuple[JsonObject, ...], form: type[Record], name: str) -> ChatRequest:
         return ChatRequest(
             messages=messages,
             max_output_tokens=self.asking.max_output_tokens,
-            schema=form_of(Draft),
-            schema_name="task",
+            schema=form.model_json_schema(),  # every field required, no other allowed: strict outputs
+            schema_name=name,
         )
 
     def _signed(self, executed: Executed, commission: Commission, attempt: int) -> Executed:

@@ -5,6 +5,7 @@ import pytest
 
 from mcpagent.core.tools import ToolAnnotations, ToolSpec
 from mcpagent.synth.llm.draft import Draft, FaultFound, FormatCheck
+from mcpagent.synth.llm.prompts import TaskSettings
 from mcpagent.synth.tasks.record import ToolSelection
 
 
@@ -25,9 +26,7 @@ TOOLS = {
 CHECK = FormatCheck(
     usable=TOOLS,
     offer=ToolSelection(catalog={t.name: t for t in TOOLS.values()}),
-    max_tools=3,
-    max_turns=8,
-    seed=0,
+    settings=TaskSettings(max_tools=3, max_turns=8),
 )
 FIND = ("find", {"query": "lamp"})
 PRICE = ("price", {"id": "${step1.items[0].id}"})

@@ -12,6 +12,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolAnnotations, ToolCall, ToolResult, ToolSpec
 from mcpagent.synth.llm.draft import Draft, DraftFault, DraftStage, FormatCheck
+from mcpagent.synth.llm.prompts import TaskSettings
 from mcpagent.synth.llm.sample import Executed, Executor
 from mcpagent.synth.tasks.record import ToolSelection
 from mcpagent.tools.contract import Purpose
@@ -57,9 +58,7 @@ def task_of(shop: Shop, tool: str, **changes: Any) -> Task:
     check = FormatCheck(
         usable={spec.dotted: spec for spec in shop.tools.values()},
         offer=ToolSelection(catalog=shop.tools),
-        max_tools=2,
-        max_turns=5,
-        seed=0,
+        settings=TaskSettings(max_tools=2, max_turns=5),
     )
     return check.task(Draft.model_validate({**draft, **changes}), complexity="simple")
 
