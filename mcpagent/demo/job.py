@@ -88,26 +88,19 @@ class Progress:
         if not path.is_file():
             return cls(path, seed, servers, model)
         progress = cls(path, **json.loads(path.read_text(encoding="utf-8")))
-        if progress.servers != servers:
-            begun = "the built-in servers" if progress.servers is None else f"--servers {progress.servers}"
-            raise UserError(
-                f"this quickstart was begun with {begun}",
-                where=str(path.parent),
-                remedy="use the same ones, or another --out",
-            )
-        if progress.seed != seed:
-            raise UserError(
-                f"this quickstart was begun with seed {progress.seed}, not {seed}",
-                where=str(path.parent),
-                remedy=f"use --seed {progress.seed}, or another --out",
-            )
-        if progress.model != model:
-            begun = "the embedded model" if progress.model is None else f"--model {progress.model}"
-            raise UserError(
-                f"this quickstart was begun with {begun}",
-                where=str(path.parent),
-                remedy="use the same one, or another --out",
-            )
+        begun = {
+            "servers": ("the built-in servers", f"--servers {progress.servers}", servers),
+            "seed": ("", f"seed {progress.seed}, not {seed}", seed),
+            "model": ("the embedded model", f"--model {progress.model}", model),
+        }
+        for name, (if_none, said, now) in begun.items():
+            before = getattr(progress, name)
+            if before != now:
+                raise UserError(
+                    f"this quickstart was begun with {if_none if before is None else said}",
+                    where=str(path.parent),
+                    remedy="use the same, or another --out",
+                )
         return progress
 
 

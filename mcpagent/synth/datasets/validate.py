@@ -97,8 +97,7 @@ def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> Valid
     array, a file that cannot be read and one without records raise UserError.
     """
     report = ValidationReport()
-    for _ in sound_tasks(path, None if catalog is None else ToolShelf(catalog), report):
-        pass
+    keep_sound(path, None if catalog is None else ToolShelf(catalog), report, out=None)
     return report
 
 
@@ -126,15 +125,8 @@ async def proven_tasks(
     report.is_executed = True
     turn = asyncio.Lock()
 
-    async def prove_one(task: Task) -> JsonObject | Rejection:
-        plan = task.truth.tool_sequence
-        if not task.truth.setup and all(cache.is_read_only(s.server, s.tool) for s in plan):
-            return await examine(task, cache)
-        async with turn:
-            return await examine(task, cache)
-
     for batch in _batches(sound_tasks(path, cache, report), _AT_ONCE):
-        outcomes = await asyncio.gather(*(prove_one(task) for _, task in batch))
+        outcomes = await asyncio.gather(*(examine(task, cache, turn) for _, task in batch))
         for (where, task), outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Rejection):
                 report.add(RecordFinding(code=outcome.code, where=where, message=outcome.detail))

@@ -6,10 +6,11 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from mcpagent.core.answer_line import NO_ANSWER, written_answer
 from mcpagent.core.placeholders import (
@@ -47,6 +48,8 @@ from mcpagent.synth.tasks.run import (
     score,
 )
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask, Rejection
+
+T = TypeVar("T")
 
 _INVENTED = 918.27  # a value that no server gives
 _NO_NAME = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
@@ -421,29 +424,38 @@ def _plain(value: object) -> object:
     return value if isinstance(value, int | float) else format_value(value)
 
 
-async def examine(task: Task, cache: CallCache) -> JsonObject | Rejection:
+async def _judged(
+    work: Callable[[], Awaitable[T]], task: Task, cache: CallCache, turn: asyncio.Lock | None
+) -> T | Rejection:
+    """Return what the work on a task gives, or the first thing that is wrong with the task. Plans that change
+    something take a `turn`: a user's own server may keep one state for all sessions, and then two of them at
+    once would read each other's end state."""
+    async with nullcontext() if turn is None or cache.only_reads(task) else turn:
+        try:
+            return await work()
+        except RejectedTask as rejected:
+            return rejected.rejection
+        except PlaceholderError as error:
+            return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
+
+
+async def examine(task: Task, cache: CallCache, turn: asyncio.Lock | None = None) -> JsonObject | Rejection:
     """Return the verdicts on a task of a dataset, or the first thing that is wrong with it."""
-    try:
+
+    async def proven() -> JsonObject:
         return await prove(task, await replay(cache, task), cache, sources=task.extra_info.get("answer_from"))
-    except RejectedTask as rejected:
-        return rejected.rejection
-    except PlaceholderError as error:
-        return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
+
+    return await _judged(proven, task, cache, turn)
 
 
 async def plays_alike(task: Task, cache: CallCache) -> Rejection | None:
     """Return why the plan of a task, whose answer is settled, is not worth 1.0 in a new session; None if it
     is. A plan that abstains has nothing to play."""
-    if task.truth.abstain:
-        return None
-    try:
-        run = await replay(cache, task)
-        _gold_scores_one(task, run, None, cache)
-    except RejectedTask as rejected:
-        return rejected.rejection
-    except PlaceholderError as error:
-        return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
-    return None
+
+    async def played() -> None:
+        _gold_scores_one(task, await replay(cache, task), None, cache)
+
+    return None if task.truth.abstain else await _judged(played, task, cache, None)
 
 
 async def grounded(
@@ -452,19 +464,9 @@ async def grounded(
     """Return the settled task with the run of its plan, or why there is none; `phrase_words` as in `prove`.
 
     The plan runs in a session of its own; what it found settles the checks, and then `prove` shows that the
-    task is repeatable, solvable, necessary and minimal. Plans that change something take a `turn`: a user's
-    own server may keep one state for all sessions, and then two of them at once would read each other's end
-    state.
+    task is repeatable, solvable, necessary and minimal.
     """
-    plan = draft.truth.tool_sequence
-    is_quiet = not draft.truth.setup and all(cache.is_read_only(step.server, step.tool) for step in plan)
-    async with nullcontext() if is_quiet or turn is None else turn:
-        try:
-            return await _grounded(draft, cache, phrase_words)
-        except RejectedTask as rejected:
-            return rejected.rejection
-        except PlaceholderError as error:
-            return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
+    return await _judged(partial(_grounded, draft, cache, phrase_words), draft, cache, turn)
 
 
 async def ground(draft: Task, cache: CallCache, turn: asyncio.Lock) -> Task | Rejection:
