@@ -28,7 +28,6 @@ from mcpagent.policy.vllm.worker import TOKEN
 
 T = TypeVar("T")
 
-_LOAD_ADAPTER = "/v1/load_lora_adapter"
 _KEPT = 3  # adapter versions that stay loaded: turns that began with one may still run
 START = (
     "start it with: VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m "
@@ -234,7 +233,7 @@ class VllmServers:
 
         async def load(server: _Server) -> None:
             body = {"lora_name": name, "lora_path": str(folder.absolute())}
-            await self._post(server, _LOAD_ADAPTER, body)
+            await self._post(server, "/v1/load_lora_adapter", body)
 
         await self._everywhere(load)
         self._loaded.append(name)
@@ -311,7 +310,10 @@ class VllmServers:
 
     async def _post(self, server: _Server, path: str, body: JsonObject | None) -> Any:
         """Return the answer's JSON. Raises _Gone if the server is; RunError if it refuses."""
-        reply = await self._reply(server, path, body)
+        try:
+            reply = await server.http.post(path, json=body)
+        except httpx.TransportError as error:
+            raise _Gone(f"{server.url}: {str(error) or type(error).__name__}") from error
         is_missing_adapter = path == "/v1/completions" and reply.status_code == 404
         if reply.status_code >= 502 or is_missing_adapter:
             raise _Gone(f"{server.url} answers {reply.status_code}: {reply.text[:200]}")
@@ -323,23 +325,6 @@ class VllmServers:
             )
         return reply.json() if "json" in reply.headers.get("content-type", "") else None
 
-    async def _reply(self, server: _Server, path: str, body: JsonObject | None) -> httpx.Response:
-        """Return the answer, whatever it says. uvicorn closes a kept connection after an error and after
-        an idle while, which a request may cross: such a one is sent again, since each may be served twice."""
-        is_again = False
-        while True:
-            try:
-                reply = await server.http.post(path, json=body)
-            except httpx.TransportError as error:
-                is_crossed = isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
-                if is_again or not is_crossed:
-                    raise _Gone(f"{server.url}: {str(error) or type(error).__name__}") from error
-                is_again = True
-                continue
-            if is_again and path == _LOAD_ADAPTER and "already been loaded" in reply.text:
-                reply.status_code = 200  # by the first request: no other run uses this name
-            return reply
-
     async def _leave(self) -> None:
         for name in self._loaded[-_KEPT:]:
             await self._unload(name)
@@ -348,7 +333,9 @@ class VllmServers:
 
 
 def _client(url: str, timeout_s: float) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    # A connection for each request: uvicorn closes a kept one after an error and after an idle while, which
+    # the next request would cross.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     timeout = httpx.Timeout(timeout_s, connect=10.0)
     token = os.environ.get(TOKEN)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
