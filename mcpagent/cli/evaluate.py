@@ -33,7 +33,6 @@ from mcpagent.cli.results import (
     metrics_blocks,
 )
 from mcpagent.console import Block, Console, Facts, counted
-from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import POINTS
 
 if TYPE_CHECKING:
@@ -139,11 +138,13 @@ def model(
 
 
 def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> None:
-    from mcpagent.run.evaluate import evaluate_model
+    from mcpagent.run.evaluate import evaluate_model, partial_file
     from mcpagent.storage.locks import locked_file
 
     console, out = Console(is_json=evaluation.as_json), evaluation.out
-    _check_out(evaluation)
+    if out is not None and not evaluation.resume:
+        remedy = "add --overwrite, name another place, or go on with an interrupted one with --resume"
+        refuse_existing(partial_file(out), *_files(out), overwrite=evaluation.overwrite, remedy=remedy)
     shard = shard_of(evaluation.shard)
     options = replace(
         options,
@@ -168,28 +169,12 @@ def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> Non
         raise typer.Exit(1)
 
 
-def _check_out(evaluation: EvalOptions) -> None:
-    """Refuse to replace a result, or what an interrupted evaluation left, unless that was asked for."""
-    from mcpagent.run.evaluate import partial_file
-
-    out = evaluation.out
-    if out is None or evaluation.resume:
-        return
-    if partial_file(out).exists() and not evaluation.overwrite:
-        raise UserError(
-            "holds an interrupted evaluation",
-            where=str(partial_file(out)),
-            remedy="go on with it with --resume, or begin anew with --overwrite",
-        )
-    _refuse_replacing(out, overwrite=evaluation.overwrite)
-
-
-def _refuse_replacing(out: Path, *, overwrite: bool) -> None:
-    """Raise UserError if the result or its episodes exist, unless they are to be written over."""
+def _files(out: Path) -> list[Path]:
+    """Return the files of a result: itself, its episodes and their tokens."""
     from mcpagent.storage.trajectories import token_file
 
     records = out.with_suffix(".jsonl.zst")
-    refuse_existing(out, records, token_file(records), overwrite=overwrite)
+    return [out, records, token_file(records)]
 
 
 def _evaluated(outcome: EvalOutcome) -> Iterator[Block]:
@@ -228,13 +213,11 @@ def regrade(
 
     Example: mcpagent eval regrade after.json --out again.json
     """
-    from mcpagent.run.evaluate import check_evaluation_path
     from mcpagent.run.evaluate import regrade as grade_again
 
     console = Console(is_json=as_json)
     if out is not None:
-        check_evaluation_path(out)
-        _refuse_replacing(out, overwrite=overwrite)
+        refuse_existing(*_files(out), overwrite=overwrite)
     config = options.config(console, data=data, has_data=False)
     outcome = grade_again(results, config, data=data, out=out)
     console.print_blocks(outcome, _regraded(outcome))
@@ -279,12 +262,10 @@ def judge_check(
 
     Example: mcpagent eval judge-check --data train.jsonl --set judge.model=gpt-5-mini --out judge-check.json
     """
-    from mcpagent.run.evaluate import check_evaluation_path
     from mcpagent.run.judge_check import measure_judge
 
     console = Console(is_json=as_json)
     if out is not None:
-        check_evaluation_path(out)
         refuse_existing(out, overwrite=overwrite)
     config = options.config(console, data=data)
     outcome = measure_judge(config, data=data, episodes=episodes, out=out, console=console)

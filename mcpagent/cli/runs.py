@@ -308,12 +308,12 @@ def _collected(outcome: RolloutOutcome) -> Iterator[Block]:
         f"{count.results.total()} answered by servers, {count.stamped.total()} of them with the stamp of a "
         "built-in one"
     )
-    yield from metrics_blocks(outcome.summary)
+    yield from metrics_blocks(outcome.result)
     yield Facts(
         [
-            ended_by(outcome.summary),
+            ended_by(outcome.result),
             ("calls", calls),
-            cassette_fact(outcome.cassette),
+            cassette_fact(outcome.result.cassette),
             ("written", f"{outcome.path}{tokens}"),
         ]
     )

@@ -17,6 +17,8 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
+from mcpagent.evaluate.breakdown import Breakdown
+from mcpagent.evaluate.summary import EvalResult, summarise
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
@@ -134,6 +136,21 @@ class EpisodeSetup:
                 on_done=on_done,
                 played=played,
             )
+        )
+
+    def result(
+        self,
+        trajectories: Sequence[Trajectory],
+        provenance: JsonObject,
+        *,
+        breakdown: Breakdown | None = None,
+    ) -> EvalResult:
+        """Return what episodes of this setup came to, and what their calls did."""
+        return summarise(trajectories).with_provenance(
+            provenance,
+            cassette=self.tools.take_cassette_counts(),
+            tool_metrics=self.tools.pool.metrics(),
+            breakdown=breakdown,
         )
 
     def provenance(self, *, samples: int) -> JsonObject:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -19,11 +19,11 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.compare import POINTS, Comparison, compare
-from mcpagent.evaluate.summary import EvalResult, EvalSummary, summarise
+from mcpagent.evaluate.summary import EvalResult, summarise
 from mcpagent.interrupts import Interrupted
 from mcpagent.reward.terms import load_reward, regraded
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
-from mcpagent.run.rollout import check_writable, episode_progress
+from mcpagent.run.rollout import check_out, episode_progress
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.checkpoints import run_of, sha256_of
 from mcpagent.storage.datasets import DiskList, read_tasks, record_reader, record_writer, write_jsonl
@@ -71,12 +71,12 @@ def evaluate_model(
     """Play `samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or
     `openai:NAME`), sampled as the `rollout` section of `config` says. With `out`, a .json file, the result is
     written there and the trajectories next to it; the result of a checkpoint of a run is kept in the run too,
-    for its report and model card. Episodes are written as they
-    end: with `resume`, those that an earlier evaluation of the same `out` could score are not played again.
-    Raises UserError; then nothing is written."""
+    for its report and model card. Episodes are written as they end: with `resume`, those that an earlier
+    evaluation of the same `out` could score are not played again. Raises UserError; then nothing is
+    written."""
     console = console or Console()
     if out is not None:
-        check_evaluation_path(out)
+        check_out(out, ".json")
     elif resume:
         raise UserError("needs the evaluation to continue", where="--resume", remedy="add --out FILE.json")
     with open_episodes(
@@ -85,31 +85,27 @@ def evaluate_model(
         if samples > 1 and setup.settings.sampling.temperature == 0.0:
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
         of_shard = {"shard": f"{shard[0]}/{shard[1]}"}
+        conditions = {**setup.provenance(samples=samples), **of_shard}
         with (
-            episode_stream(out, {**setup.provenance(samples=samples), **of_shard}, resume=resume) as stream,
+            _stored_as_they_end(out, conditions, resume=resume) as (played, store),
             episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done,
         ):
 
-            def kept(trajectory: Trajectory) -> None:
-                stream.add(trajectory)
+            def keep(trajectory: Trajectory) -> None:
+                store(trajectory)
                 on_done(trajectory)
 
-            for trajectory in stream.played.values():
+            for trajectory in played.values():
                 on_done(trajectory)
-            trajectories = setup.play(samples=samples, on_done=kept, played=stream.played)
-        breakdown = break_down(setup.tasks, trajectories)
+            trajectories = setup.play(samples=samples, on_done=keep, played=played)
         provenance = {**setup.provenance(samples=samples), **(of_shard if shard[1] > 1 else {})}
         run_checkpoint = _run_of(setup) if shard[1] == 1 else None  # a shard says nothing about the whole
         if run_checkpoint is not None:
             provenance["step"] = step_of(run_checkpoint[1])
-        cassette, tool_metrics = setup.tools.take_cassette_counts(), setup.tools.pool.metrics()
-    result = summarise(trajectories).with_provenance(
-        provenance, cassette=cassette, tool_metrics=tool_metrics, breakdown=breakdown
-    )
+        result = setup.result(trajectories, provenance, breakdown=break_down(setup.tasks, trajectories))
     stored = None
     if out is not None:
-        stored = write_trajectories(out.with_suffix(""), trajectories)
-        write_text(out, result.model_dump_json(indent=1) + "\n")
+        stored = _write(out, result, trajectories)
         partial_file(out).unlink(missing_ok=True)
     in_run = None if run_checkpoint is None else _keep_in_run(*run_checkpoint, result, trajectories, console)
     failure = None
@@ -119,47 +115,48 @@ def evaluate_model(
     return EvalOutcome(result=result, path=out, trajectories=stored, in_run=in_run, failure=failure)
 
 
+def _write(out: Path, result: EvalResult, trajectories: Iterable[Trajectory]) -> Path:
+    """Write a result and, next to it, its episodes; return the path of these."""
+    records = write_trajectories(out.with_suffix(""), trajectories)
+    write_text(out, result.model_dump_json(indent=1) + "\n")
+    return records
+
+
 def partial_file(out: Path) -> Path:
     """Return the file that holds the episodes of an evaluation until its result `out` is written."""
     return out.with_suffix(".partial.jsonl")
 
 
-@dataclass(frozen=True)
-class EpisodeStream:
-    """The episodes of an evaluation as they end: those of an earlier process, by id, and `add` for a new
-    one."""
-
-    played: Mapping[str, Trajectory]
-    add: Callable[[Trajectory], None]
-
-
 @contextmanager
-def episode_stream(out: Path | None, conditions: JsonObject, *, resume: bool) -> Iterator[EpisodeStream]:
-    """Write the episodes of an evaluation to `partial_file(out)` as they end; its first line is the
-    `conditions`. With `resume` begin with the scored episodes of the earlier evaluation. Raises UserError if
-    there is none, or it was made under other conditions; Interrupted with what is kept."""
+def _stored_as_they_end(
+    out: Path | None, conditions: JsonObject, *, resume: bool
+) -> Iterator[tuple[Mapping[str, Trajectory], Callable[[Trajectory], None]]]:
+    """Yield the episodes that need not be played, by id, and what writes another one to `partial_file(out)`,
+    whose first line is the `conditions`. With `resume` the scored ones of the earlier evaluation are there
+    already. Raises UserError if there is none, or it was made under other conditions; Interrupted with what
+    is kept."""
     if out is None:
-        yield EpisodeStream({}, lambda _: None)
+        yield {}, lambda _: None
         return
     conditions, path = json.loads(json.dumps(conditions)), partial_file(out)
     played = ById[Trajectory](_scored_before(out, conditions) if resume else ())
-    write_jsonl(path, chain([conditions], map(_with_its_tokens, played.values())))
-    is_empty = not played
+    ended = len(played)
+    write_jsonl(path, chain([conditions], map(_with_tokens, played.values())))
     with path.open("ab") as file:
 
-        def add(trajectory: Trajectory) -> None:
-            nonlocal is_empty
-            record_writer(file, flush=True).write(_with_its_tokens(trajectory))
-            is_empty = False
+        def store(trajectory: Trajectory) -> None:
+            nonlocal ended
+            record_writer(file, flush=True).write(_with_tokens(trajectory))
+            ended += 1
 
         try:
-            yield EpisodeStream(played, add)
+            yield played, store
         except KeyboardInterrupt as interrupt:
-            if is_empty:
+            if not ended:
                 raise
             raise Interrupted(f"{path} keeps the episodes that ended", option="--resume") from interrupt
         finally:
-            if is_empty:
+            if not ended:
                 path.unlink(missing_ok=True)
 
 
@@ -169,10 +166,10 @@ def _scored_before(out: Path, conditions: JsonObject) -> Iterator[Trajectory]:
     if path.is_file():
         with path.open("rb") as stream, reading(path):
             rows = record_reader(stream).iter(type=dict)
-            before, episodes = next(rows, {}), DiskList(map(_from_row, rows))
+            before, episodes = next(rows, {}), DiskList(map(Trajectory.model_validate, rows))
     elif out.is_file():
-        result, episodes = read_evaluation(out), read_trajectories(_trajectories_of(out))
-        before = {"shard": "1/1", **(result.provenance if isinstance(result, EvalResult) else {})}
+        before = {"shard": "1/1", **read_evaluation(out).provenance}
+        episodes = read_trajectories(_trajectories_of(out))
     else:
         nothing = "there is no evaluation to continue"
         raise UserError(nothing, where=str(out), remedy="begin one, without --resume")
@@ -187,28 +184,14 @@ def _scored_before(out: Path, conditions: JsonObject) -> Iterator[Trajectory]:
     yield from (t for t in episodes if t.is_success is not None)
 
 
-def _with_its_tokens(trajectory: Trajectory) -> JsonObject:
-    tokens = [
-        [turn.added_token_ids, turn.completion.token_ids, turn.completion.logprobs]
-        for turn in trajectory.turns
-    ]
-    return {"episode": trajectory.model_dump(mode="json"), "tokens": tokens}
-
-
-def _from_row(row: JsonObject) -> Trajectory:
-    trajectory = Trajectory.model_validate(row["episode"])
-    turns = [
-        turn.model_copy(
-            update={
-                "added_token_ids": tuple(added),
-                "completion": turn.completion.model_copy(
-                    update={"token_ids": tuple(sampled), "logprobs": tuple(logprobs)}
-                ),
-            }
-        )
-        for turn, (added, sampled, logprobs) in zip(trajectory.turns, row["tokens"], strict=True)
-    ]
-    return trajectory.model_copy(update={"turns": tuple(turns)})
+def _with_tokens(trajectory: Trajectory) -> JsonObject:
+    """Return a record that holds the tokens too, which `Trajectory.model_validate` reads again."""
+    record = trajectory.model_dump(mode="json")
+    for row, turn in zip(record["turns"], trajectory.turns, strict=True):
+        done = turn.completion
+        row["added_token_ids"] = turn.added_token_ids
+        row["completion"] |= {"token_ids": done.token_ids, "logprobs": done.logprobs}
+    return record
 
 
 def _run_of(setup: EpisodeSetup) -> tuple[RunFolder, Path] | None:
@@ -248,22 +231,11 @@ def _dataset_of(path: Path) -> object:
         return None
 
 
-def check_evaluation_path(out: Path) -> None:
-    """Refuse, before any work is done, a path that the result cannot be written to. Raises UserError."""
-    check_writable(out)
-    if out.suffix != ".json":
-        raise UserError(
-            "the result is a .json file; the trajectories go next to it",
-            where=f"--out {out}",
-            remedy=f"--out {out.with_suffix('.json')}",
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class RegradeOutcome:
     """`changed` are the episodes whose success or reward is another one now, by id."""
 
-    result: EvalSummary
+    result: EvalResult
     changed: Sequence[str]
     path: Path | None
 
@@ -277,11 +249,12 @@ def regrade(
 ) -> RegradeOutcome:
     """Grade stored episodes anew, with the tasks as they are now and the reward of `config`; nothing is
     played. `path` is a result of `evaluate_model` or its trajectories. Raises UserError."""
+    if out is not None:
+        check_out(out, ".json")
     reward = load_reward(config.reward)
-    before = read_evaluation(path)
+    facts = read_evaluation(path).provenance
     records = path if path.name.endswith(RECORDS_SUFFIXES) else _trajectories_of(path)
     stored = DiskList(read_trajectories(records))
-    facts = before.provenance if isinstance(before, EvalResult) else {}
     named = _at(facts, "dataset.path")
     dataset = data or (Path(str(named)) if named else None)
     if dataset is None or not dataset.is_file():
@@ -303,16 +276,12 @@ def regrade(
         for old, new in zip(stored, graded, strict=True)
         if (old.is_success, old.reward) != (new.is_success, new.reward)
     ]
-    summary = summarise(graded)
-    if facts:
-        sha256 = sha256_of(dataset)
-        again = {"path": str(dataset), "sha256": sha256, "tasks": len(tasks)}
-        facts = {**facts, "dataset": again, "reward": reward.as_json(), "regraded_from": str(path)}
-        summary = summary.with_provenance(facts, breakdown=break_down(tasks.values(), graded))
+    again = {"path": str(dataset), "sha256": sha256_of(dataset), "tasks": len(tasks)}
+    facts = {**facts, "dataset": again, "reward": reward.as_json(), "regraded_from": str(path)}
+    result = summarise(graded).with_provenance(facts, breakdown=break_down(tasks.values(), graded))
     if out is not None:
-        write_trajectories(out.with_suffix(""), graded)
-        write_text(out, summary.model_dump_json(indent=1) + "\n")
-    return RegradeOutcome(result=summary, changed=changed, path=out)
+        _write(out, result, graded)
+    return RegradeOutcome(result=result, changed=changed, path=out)
 
 
 def _trajectories_of(result: Path) -> Path:
@@ -334,19 +303,16 @@ def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console 
     what else differs between them. Raises UserError."""
     console = console or Console()
     left, right = read_evaluation(a), read_evaluation(b)
-    tasks: Sequence[Task] = ()
-    if isinstance(left, EvalResult) and isinstance(right, EvalResult):
-        conditions = (
-            (name, _at(left.provenance, key), _at(right.provenance, key)) for key, name in _CONDITIONS.items()
+    conditions = (
+        (name, _at(left.provenance, key), _at(right.provenance, key)) for key, name in _CONDITIONS.items()
+    )
+    others = [name for name, x, y in conditions if None not in (x, y) and x != y]
+    if others:
+        console.note(
+            f"{a} and {b} differ in {', '.join(others)} too, so the difference is not the model's alone"
         )
-        others = [name for name, x, y in conditions if None not in (x, y) and x != y]
-        if others:
-            console.note(
-                f"{a} and {b} differ in {', '.join(others)} too, so the difference is not the model's alone"
-            )
-        else:
-            tasks = _tasks_of(left.provenance)
-    return compare(left, right, tasks=tasks, points=points)
+    is_same = bool(right.provenance) and not others  # as far as both say what they were made with
+    return compare(left, right, tasks=_tasks_of(left.provenance) if is_same else (), points=points)
 
 
 def _tasks_of(facts: JsonObject) -> Sequence[Task]:
@@ -357,15 +323,16 @@ def _tasks_of(facts: JsonObject) -> Sequence[Task]:
     return DiskList(read_tasks(path))
 
 
-def read_evaluation(path: Path) -> EvalSummary:
-    """Return a result of `eval --out`, or the summary of trajectories. Raises UserError."""
+def read_evaluation(path: Path) -> EvalResult:
+    """Return a result of `eval --out`, or that of trajectories, of which nothing else is known. Raises
+    UserError."""
     if not path.exists():
         raise UserError("there is no such file", where=str(path), remedy=_EVALUATION)
     if path.name.endswith(RECORDS_SUFFIXES):
         summary = summarise(read_trajectories(path, with_tokens=False))
         if not summary.n_episodes:
             raise UserError("holds no episode", where=str(path), remedy=_EVALUATION)
-        return summary
+        return summary.with_provenance({})
     with reading(path):
         text = path.read_text(encoding="utf-8", errors="replace")
     try:

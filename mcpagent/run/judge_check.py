@@ -15,7 +15,7 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.judge_check import JudgeCase, JudgeCheck, check_judge, judge_cases
 from mcpagent.run.episodes import open_episodes, open_tasks
 from mcpagent.run.judge import open_judge
-from mcpagent.run.rollout import play
+from mcpagent.run.rollout import check_out, play
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.trajectories import read_trajectories
@@ -57,6 +57,8 @@ def measure_judge(
     `episodes`, else those of the gold plans, played now, and as many with something wrong in them. Raises
     UserError before anything is asked, RunError if the judge gives no verdict at all."""
     console = console or Console()
+    if out is not None:
+        check_out(out, ".json")
     if config.judge.model is None:
         raise UserError(
             "no judge is named",

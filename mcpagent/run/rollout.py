@@ -15,47 +15,34 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.report.episodes import NonceCount
-from mcpagent.evaluate.summary import EvalSummary, summarise
+from mcpagent.evaluate.summary import EvalResult
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.storage.locks import locked_file
-from mcpagent.storage.trajectories import (
-    RECORDS_SUFFIXES,
-    token_file,
-    write_trajectories,
-)
-from mcpagent.tools.metrics import PoolMetrics
+from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file, write_trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOutcome:
-    """What was collected and where it lies. `tokens` is None for a policy that works on text. `nonces` counts
-    the results that servers gave, and those that carry the stamp of a built-in server. `tool_metrics` is what
-    the calls came to, `cassette` what one did, if there was one."""
+    """What was collected and where it lies. `tokens` is None for a policy that works on text; `nonces` counts
+    the results that servers gave, and those that carry the stamp of a built-in server."""
 
     path: Path
     tokens: Path | None
-    summary: EvalSummary
+    result: EvalResult
     nonces: NonceCount
-    provenance: JsonObject
-    tool_metrics: PoolMetrics
-    cassette: JsonObject | None = None
 
     def as_json(self) -> JsonObject:
         """Return the document of `rollout --json`."""
-        summary = self.summary.model_dump(mode="json", exclude={"tasks"})
         return {
             "path": str(self.path),
             "tokens": None if self.tokens is None else str(self.tokens),
-            **summary,
+            **self.result.model_dump(mode="json", exclude={"tasks", "breakdown"}),
             "tool_calls": {
                 "from_servers": self.nonces.results.total(),
                 "with_nonce": self.nonces.stamped.total(),
                 "by_server": dict(sorted(self.nonces.results.items())),
                 "replayed": self.nonces.replayed.total(),
             },
-            **({} if self.cassette is None else {"cassette": self.cassette}),
-            "tool_metrics": self.tool_metrics.model_dump(mode="json"),
-            "provenance": self.provenance,
         }
 
 
@@ -74,23 +61,19 @@ def rollout(
     on: seeds come from task and attempt, so that all shards make the episodes of one run. Raises UserError;
     then nothing is written."""
     console = console or Console()
-    check_trajectory_path(out)
+    check_out(out, *(RECORDS_SUFFIXES if out.suffix else [""]))  # without one `write_trajectories` adds it
     with locked_file(out):
         with open_episodes(
             config, policy=policy, samples=samples, console=console, data=data, shard=shard
         ) as setup:
             trajectories = play(setup, samples=samples, label="rollout", console=console)
-            provenance = setup.provenance(samples=samples)
-            tool_metrics, cassette = setup.tools.pool.metrics(), setup.tools.take_cassette_counts()
+            result = setup.result(trajectories, setup.provenance(samples=samples))
         path = write_trajectories(out, trajectories)
     return RolloutOutcome(
         path=path,
         tokens=tokens if (tokens := token_file(path)).exists() else None,
-        summary=summarise(trajectories),
+        result=result,
         nonces=count_nonces(trajectories),
-        provenance=provenance,
-        tool_metrics=tool_metrics,
-        cassette=cassette,
     )
 
 
@@ -124,24 +107,16 @@ def episode_progress(console: Console, title: str, *, total: int) -> Iterator[Ca
         yield on_done
 
 
-def check_trajectory_path(out: Path) -> None:
-    """Refuse, before any work is done, a path that trajectories cannot be written to. Raises UserError."""
-    check_writable(out)
-    if out.suffix and not out.name.endswith(RECORDS_SUFFIXES):
-        raise UserError(
-            f"trajectories are written as {', '.join(RECORDS_SUFFIXES)}",
-            where=f"--out {out}",
-            remedy=f"--out {out.with_suffix(RECORDS_SUFFIXES[0])}",
-        )
-
-
-def check_writable(out: Path) -> None:
-    """Refuse a path that is a folder, or whose folder cannot be made. Raises UserError."""
+def check_out(out: Path, *suffixes: str) -> None:
+    """Refuse, before any work is done, a path that is a folder, whose folder cannot be made, or whose name
+    has another ending than one of `suffixes`. Raises UserError."""
+    where = f"--out {out}"
     if out.is_dir():
-        raise UserError(
-            "is a folder", where=f"--out {out}", remedy=f"name a file in it: --out {out / 'NAME'}"
-        )
+        raise UserError("is a folder", where=where, remedy=f"name a file in it: --out {out / 'NAME'}")
     existing = next(folder for folder in out.absolute().parents if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         why = "may not be written to" if existing.is_dir() else "is a file, not a folder"
-        raise UserError(f"{existing} {why}", where=f"--out {out}", remedy="name another place with --out")
+        raise UserError(f"{existing} {why}", where=where, remedy="name another place with --out")
+    if not out.name.endswith(suffixes):
+        named = f"--out {out.with_suffix(suffixes[0])}"
+        raise UserError(f"is not a {', '.join(suffixes)} file", where=where, remedy=named)

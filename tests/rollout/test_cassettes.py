@@ -67,7 +67,7 @@ def test_a_rollout_replays_without_servers_and_scores_the_same(tmp_path: Path) -
     assert [(t.task_id, t.reward, t.final_answer) for t in first] == [
         (t.task_id, t.reward, t.final_answer) for t in second
     ]
-    assert replayed.summary.metrics["task_success"].value == 1.0
+    assert replayed.result.metrics["task_success"].value == 1.0
     calls = sum(len(t.tool_results) + len(t.state_results) for t in first)
     document = replayed.as_json()
     assert document["cassette"]["hit_rate"] == 1.0
@@ -89,12 +89,12 @@ def test_what_a_policy_calls_and_a_strict_cassette_lacks_is_its_failure(tmp_path
     assert 0 < len(missed) < len(trajectories)
     assert all("has no answer to" in t.errors[0] for t in missed)
     assert all(t.is_success is False and t.reward is not None and t.reward <= 0.4 for t in missed)
-    assert outcome.cassette is not None
-    assert sum(outcome.cassette["misses"].values()) >= len(missed)
-    assert outcome.summary.unscored == 0
+    assert outcome.result.cassette is not None
+    assert sum(outcome.result.cassette["misses"].values()) >= len(missed)
+    assert outcome.result.unscored == 0
     right = (len(trajectories) - len(missed)) / len(trajectories)
     for name in ("task_success", "task_success_scored"):
-        assert outcome.summary.metrics[name].value == pytest.approx(right)
+        assert outcome.result.metrics[name].value == pytest.approx(right)
 
 
 class WrongOnEveryOther:
@@ -160,14 +160,14 @@ def test_a_state_that_no_recording_reached_fails_and_a_missing_set_up_is_unscore
     strict = load_train_config([], [overrides[0], "tools.cassette_mode=strict"], for_training=False).config
     silent = rollout(strict, policy="empty", out=tmp_path / "silent", data=tmp_path / "one.jsonl")
     (trajectory,) = read_trajectories(silent.path)
-    assert trajectory.is_success is False and silent.summary.unscored == 0
+    assert trajectory.is_success is False and silent.result.unscored == 0
     server = next(iter(task.truth.state))
     call = {"tool": next(iter(task.truth.state.values()))[0].call.tool, "arguments": {"channel": "nowhere"}}
     document = json.loads((tmp_path / "one.jsonl").read_text())
     document["reward_spec"]["ground_truth"]["setup"] = {server: [call]}
     write_jsonl(tmp_path / "setup.jsonl", [document])
     lost = rollout(strict, policy="gold", out=tmp_path / "lost", data=tmp_path / "setup.jsonl")
-    assert (lost.summary.unscored, lost.summary.metrics["task_success"].value) == (1, 0.0)
+    assert (lost.result.unscored, lost.result.metrics["task_success"].value) == (1, 0.0)
 
 
 def test_strict_needs_neither_the_servers_file_nor_its_variables(tmp_path: Path) -> None:
@@ -259,8 +259,8 @@ def test_searches_for_tools_replay_as_they_were_played(tmp_path: Path) -> None:
     # A search asks no server: the cassette knows nothing of it, and neither do the counts of calls.
     assert replayed.cassette is not None
     assert replayed.cassette["replayed"] == sum(len(t.tool_results) + len(t.state_results) for t in first)
-    assert replayed.summary.metrics["mean_searches"].value == pytest.approx(searches / len(first))
-    assert replayed.summary.metrics["invalid_call_rate"].value == 0.0
+    assert replayed.result.metrics["mean_searches"].value == pytest.approx(searches / len(first))
+    assert replayed.result.metrics["invalid_call_rate"].value == 0.0
     assert replayed.as_json()["tool_calls"]["replayed"] == sum(len(t.tool_results) for t in second)
     for trajectory, task in zip(second, read_tasks(TRAIN), strict=True):
         assert grade_by_rule(task, record_of(task, trajectory)) == trajectory.reward_terms

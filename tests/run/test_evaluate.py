@@ -144,7 +144,7 @@ def test_an_evaluation_that_could_score_nothing_says_why(tiny_checkpoint: Path, 
 
 @pytest.mark.parametrize("name", ["result", "result.jsonl"])
 def test_the_result_must_be_a_json_file(name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the result is a \.json file"):
+    with pytest.raises(UserError, match=r"is not a \.json file"):
         evaluated(tiny_checkpoint, out=tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 

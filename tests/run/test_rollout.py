@@ -133,7 +133,7 @@ def test_a_model_gives_the_same_tokens_for_the_same_seed_and_others_for_another(
         ({"policy": "tests/no-such-run"}, "no such checkpoint or run folder"),
         ({"policy": str(TRAIN.parent)}, "is neither a checkpoint"),
         ({"data": Path("missing.jsonl")}, "there is no such file"),
-        ({"out": Path("a") / "b.parquet"}, "trajectories are written as .jsonl.zst"),
+        ({"out": Path("a") / "b.parquet"}, "is not a .jsonl.zst, .jsonl.gz, .jsonl file"),
     ],
 )
 def test_what_cannot_be_played_is_refused_and_leaves_nothing(
