@@ -2,9 +2,9 @@
 
     certificate.json   what was measured and how, the figures, and the SHA-256 of every other file
     tasks/             the training and the held-out tasks
-    episodes/          every episode of both sides, of the controls, and of the attacks on the reward
+    episodes/          every episode of both sides, and of the attacks on the reward
     cassette/          what the tools answered
-    run/               configuration, manifest, metrics, and what the run and its controls were trained on
+    run/               configuration, manifest, metrics, and which questions the run was trained on
     weights/           the two models
 
 `derived` is the one place that says what follows from a folder: `run.certify` writes it, and
@@ -27,7 +27,6 @@ from pydantic import Field, ValidationError
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject, Record, describe
-from mcpagent.core.registry import REWARD_METHODS
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
@@ -45,8 +44,8 @@ from mcpagent.storage.trajectories import read_trajectories
 
 CERTIFICATE = "certificate.json"
 BASELINE, TRAINED, ATTACKS = "baseline", "trained", "attacks"
-CONTROL = "control-"  # begins the name of a side that is a control
-SCHEMA_VERSION = 5
+SIDES = (BASELINE, TRAINED)
+SCHEMA_VERSION = 6
 _ASKS = "asks the same"
 _SEED_BITS = 31
 # The keys of the configuration that decide how an episode goes; all others are as documented.
@@ -91,7 +90,6 @@ class Certificate(Record):
     run: dict[str, bool | None] = {}
     excluded: dict[str, str] = {}
     reward: JsonObject = {}
-    grader: dict[str, str] = {}
     figures: JsonObject = {}
     files: dict[str, str] = {}
 
@@ -99,15 +97,15 @@ class Certificate(Record):
 @dataclass(frozen=True, kw_only=True)
 class Opened:
     """A certificate with its evidence as it is stored. `episodes` are by side, those of `ATTACKS` among them,
-    `records` the step records of the run and of each control; `trained_on` are the questions of the episodes
-    that the run was trained on, by task id."""
+    `records` the run's step records; `trained_on` are the questions of the episodes that the run was trained
+    on, by task id."""
 
     folder: Path
     certificate: Certificate
     train: Sequence[Task]
     heldout: Sequence[Task]
     episodes: Mapping[str, Sequence[Trajectory]]
-    records: Mapping[str, Sequence[JsonObject]]
+    records: Sequence[JsonObject]
     manifest: JsonObject
     config: JsonObject
     trained_on: Mapping[str, Sequence[str]]
@@ -147,12 +145,11 @@ class Opened:
 def derived(opened: Opened, sides: Mapping[str, Side]) -> Certificate:
     """Return the certificate that follows from the folder and from what its weights are. Raises UserError."""
     stated, folder, manifest = opened.certificate, opened.folder, opened.manifest
-    weights = {side: sides[side].weights_sha256 for side in (BASELINE, TRAINED)}
+    weights = {side: sides[side].weights_sha256 for side in SIDES}
     model, heldout = (manifest.get(name) or {} for name in ("model", "heldout"))
-    methods = sorted({task.reward_spec.method for task in opened.heldout})
     return stated.model_copy(
         update={
-            "sides": {**stated.sides, **sides},
+            "sides": dict(sides),
             "seed": committed_seed(folder, weights, stated),
             "run": {
                 "baseline_is_the_runs": _is(weights[BASELINE], model.get("weights_sha256")),
@@ -160,7 +157,6 @@ def derived(opened: Opened, sides: Mapping[str, Side]) -> Certificate:
             },
             "excluded": opened.overlaps,
             "reward": manifest.get("reward", {}),
-            "grader": {name: REWARD_METHODS[name].place for name in methods},
             "figures": figures(opened),
             "files": file_hashes(folder),
         }
@@ -186,7 +182,7 @@ def split_sha256(folder: Path, split: str) -> str:
 
 def contradictions(opened: Opened, baseline: Side, catalog_hash: str) -> Iterator[str]:
     """Yield what the run's own records say against the evidence."""
-    manifest, records = opened.manifest, opened.records["run"]
+    manifest, records = opened.manifest, opened.records
     tasks = (manifest.get("data") or {}).get("sha256")
     strangers = opened.trained_on.keys() - {task.id for task in opened.train}
     if strangers or _is(split_sha256(opened.folder, "train"), tasks) is False:
@@ -220,29 +216,16 @@ def _keys(task: Task) -> Iterator[tuple[str, str]]:
 
 
 def figures(opened: Opened) -> JsonObject:
-    """Return every figure of a certificate, from its stored episodes and records."""
-    summaries = {side: summarise(opened.episodes[side]) for side in opened.certificate.sides}
-    cpu_s = {name: sum(r.get("cpu_s", 0.0) for r in of) for name, of in opened.records.items()}
-
-    def gain_over(side: str) -> JsonObject:
-        return compare(summaries[side], summaries[TRAINED]).model_dump(mode="json")
-
+    """Return every figure of a certificate, from its stored episodes."""
+    summaries = {side: summarise(opened.episodes[side]) for side in SIDES}
     return {
         "tasks": {
             "held_out": len(opened.heldout),
             "excluded": len(opened.overlaps),
             "counted": len(opened.counted),
         },
-        "gain": gain_over(BASELINE),
+        "gain": compare(summaries[BASELINE], summaries[TRAINED]).model_dump(mode="json"),
         "budget": {side: _budget(summary, opened.episodes[side]) for side, summary in summaries.items()},
-        "controls": {
-            side.removeprefix(CONTROL): {
-                "trained_against_it": gain_over(side),
-                "share_of_the_cost": round(cpu_s[side] / cpu_s["run"], 4) if cpu_s["run"] else None,
-            }
-            for side in sorted(summaries)
-            if side.startswith(CONTROL)
-        },
         "attacks": _attacks(opened.episodes[ATTACKS]),
     }
 
@@ -299,7 +282,7 @@ def read_certificate(folder: Path) -> Certificate:
             remedy="check it with the version that made it, or certify the run again",
         ) from None
     missing = [name for name in certificate.files if not (folder / name).is_file()]
-    missing += {BASELINE, TRAINED, *CONDITIONS} - certificate.sides.keys() - certificate.conditions.keys()
+    missing += {*SIDES, *CONDITIONS} - certificate.sides.keys() - certificate.conditions.keys()
     if missing:
         remedy = "get the whole folder of the certificate again"
         raise UserError(f"lacks {min(missing)}", where=str(folder), remedy=remedy)
@@ -309,9 +292,8 @@ def read_certificate(folder: Path) -> Certificate:
 def open_evidence(folder: Path, certificate: Certificate) -> Opened:
     """Read what lies in the folder next to `certificate.json`, with the episodes that are there already.
     Raises UserError."""
-    files = {side: folder / "episodes" / f"{side}.jsonl.zst" for side in (*certificate.sides, ATTACKS)}
+    files = {side: folder / "episodes" / f"{side}.jsonl.zst" for side in (*SIDES, ATTACKS)}
     run, trained_on = RunFolder(folder / "run"), folder / "run" / "trained_on.json"
-    controls = {side: RunFolder(run.path / side) for side in certificate.sides if side.startswith(CONTROL)}
     try:
         manifest, asked = run.manifest, json.loads(trained_on.read_text(encoding="utf-8"))
         config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
@@ -325,7 +307,7 @@ def open_evidence(folder: Path, certificate: Certificate) -> Opened:
         train=DiskList(read_tasks(dataset_file(folder / "tasks", "train"))),
         heldout=DiskList(read_tasks(dataset_file(folder / "tasks", "heldout"))),
         episodes={s: DiskList(read_trajectories(p)) if p.is_file() else () for s, p in files.items()},
-        records={name: each.metrics() for name, each in {"run": run, **controls}.items()},
+        records=run.metrics(),
         manifest=manifest,
         config=config,
         trained_on=asked,

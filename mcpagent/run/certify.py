@@ -1,9 +1,8 @@
-"""Make a certificate: play both models, the controls and the attacks, and write the evidence."""
+"""Make a certificate: play both models and the attacks, and write the evidence."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from mcpagent.evaluate.certificate import (
     BASELINE,
     CERTIFICATE,
     CONDITIONS,
-    CONTROL,
+    SIDES,
     TRAINED,
     Certificate,
     Opened,
@@ -45,7 +44,7 @@ from mcpagent.storage.checkpoints import (
     verified,
     weights_sha256,
 )
-from mcpagent.storage.datasets import find_dataset, write_jsonl
+from mcpagent.storage.datasets import find_dataset
 from mcpagent.storage.lineage import copy_model
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.run_folder import RunFolder, step_of
@@ -73,9 +72,9 @@ def certify(
     samples: int = 4,
     console: Console | None = None,
 ) -> Certificate:
-    """Play both sides, the controls in the run's folder and the attacks, and write the folder `out` whole or
-    not at all. `config` is that of the run with what a command changed of it. Raises UserError before
-    anything is played if the run cannot be certified."""
+    """Play both sides and the attacks, and write the folder `out` whole or not at all. `config` is that of
+    the run with what a command changed of it. Raises UserError before anything is played if the run cannot be
+    certified."""
     subject, console = _subject(path, data=data, baseline=baseline), console or Console()
     with atomic_dir(out) as folder:
         _copy_records(subject, folder)
@@ -89,7 +88,7 @@ def certify(
         )
         opened = open_evidence(folder, stated)
         _refuse_tasks(opened, where=str(subject.splits["heldout"]))
-        weights = {side: weights_sha256(subject.models[side]) or "" for side in (BASELINE, TRAINED)}
+        weights = {side: weights_sha256(subject.models[side]) or "" for side in SIDES}
         config = _for_playing(config, committed_seed(folder, weights, stated), folder)
         sides: dict[str, Side] = {}
         for side, model in subject.models.items():
@@ -105,7 +104,7 @@ def certify(
                 with episode_progress(console, side, total=len(opened.counted) * samples) as on_done:
                     played = setup.play(samples=samples, on_done=on_done, tasks=opened.counted)
                 write_trajectories(folder / "episodes" / side, played)
-        for side in (BASELINE, TRAINED):
+        for side in SIDES:
             copy_model(subject.models[side], folder / "weights" / side, bases=folder / "weights")
             # The check of a certificate scores the episodes themselves, and names what does not hold.
             (folder / "weights" / side / PROBE_FILE).unlink(missing_ok=True)
@@ -137,15 +136,9 @@ def _subject(path: Path, *, data: Path | None, baseline: str | None) -> _Subject
             where=str(run.config_path),
             remedy="name the model that it is to be compared with: --baseline FOLDER",
         )
-    tried = [child for child in sorted((run.path / "controls").glob("*")) if child.is_dir()]
-    controls = {CONTROL + re.sub(r"[\W_]+", "-", child.name): choose_checkpoint(child) for child in tried}
     return _Subject(
         run=run,
-        models={
-            BASELINE: verified(base.path),
-            TRAINED: checkpoint,
-            **{side: verified(each.path) for side, each in controls.items()},
-        },
+        models={BASELINE: verified(base.path), TRAINED: checkpoint},
         splits={"train": find_dataset(began.data.train, split="train"), "heldout": measured[0]},
     )
 
@@ -200,7 +193,7 @@ def _for_playing(config: TrainConfig, seed: int, folder: Path) -> TrainConfig:
 
 
 def _copy_records(subject: _Subject, folder: Path) -> None:
-    """Copy the tasks byte by byte, and what the run and its controls recorded."""
+    """Copy the tasks byte by byte, and what the run recorded."""
     run, tasks = folder / "run", folder / "tasks"
     run.mkdir()
     tasks.mkdir()
@@ -209,10 +202,6 @@ def _copy_records(subject: _Subject, folder: Path) -> None:
     for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
         if (subject.run.path / name).is_file():
             shutil.copyfile(subject.run.path / name, run / name)
-    for side, model in subject.models.items():
-        if side.startswith(CONTROL) and (control := run_of(model)) is not None:
-            (run / side).mkdir()
-            write_jsonl(run / side / "metrics.jsonl", control.metrics())
     trained_on = json.dumps(_trained_on(subject.run), indent=1, sort_keys=True)
     write_text(run / "trained_on.json", trained_on + "\n")
 

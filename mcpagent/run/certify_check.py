@@ -24,7 +24,7 @@ from mcpagent.evaluate.attacks import play_attacks
 from mcpagent.evaluate.certificate import (
     ATTACKS,
     BASELINE,
-    TRAINED,
+    SIDES,
     Opened,
     Side,
     contradictions,
@@ -97,7 +97,7 @@ def check(folder: Path, *, replay: int = 0, console: Console | None = None) -> S
             limit = opened.settings().tools.result_limit_chars
             tape = Cassette.alone(folder / "cassette", result_limit_chars=limit)
             models: dict[str, ReadyPolicy] = {}
-            for side in (BASELINE, TRAINED):
+            for side in SIDES:
                 config, slots = opened.settings(side), max(1, replay)
                 model = open_policy(
                     config.model.name, tasks=(), config=config, slots=slots, io=io, on_note=console.note

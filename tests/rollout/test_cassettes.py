@@ -77,7 +77,7 @@ def test_a_rollout_replays_without_servers_and_scores_the_same(tmp_path: Path) -
     assert document["tool_calls"]["replayed"] == sum(len(t.tool_results) for t in second)
     assert all(r.from_cassette and not r.meta for t in second for r in (*t.tool_results, *t.state_results))
     assert recorded.as_json()["tool_calls"]["replayed"] == 0
-    assert document["provenance"]["catalog_hash"] == recorded.provenance["catalog_hash"]
+    assert document["provenance"]["catalog_hash"] == recorded.result.provenance["catalog_hash"]
 
 
 def test_what_a_policy_calls_and_a_strict_cassette_lacks_is_its_failure(tmp_path: Path) -> None:
@@ -257,8 +257,10 @@ def test_searches_for_tools_replay_as_they_were_played(tmp_path: Path) -> None:
     searches = sum(len(t.searches) for t in first)
     assert searches >= sum(not t.is_success or bool(t.tool_results) for t in first)
     # A search asks no server: the cassette knows nothing of it, and neither do the counts of calls.
-    assert replayed.cassette is not None
-    assert replayed.cassette["replayed"] == sum(len(t.tool_results) + len(t.state_results) for t in first)
+    assert replayed.result.cassette is not None
+    assert replayed.result.cassette["replayed"] == sum(
+        len(t.tool_results) + len(t.state_results) for t in first
+    )
     assert replayed.result.metrics["mean_searches"].value == pytest.approx(searches / len(first))
     assert replayed.result.metrics["invalid_call_rate"].value == 0.0
     assert replayed.as_json()["tool_calls"]["replayed"] == sum(len(t.tool_results) for t in second)

@@ -53,10 +53,7 @@ class Base:
 def base(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Base:
     place = tmp_path_factory.mktemp("certified")
     run = make_run(tiny_checkpoint, place)
-    control = make_run(tiny_checkpoint, place / "control", "training.max_steps=1")
-    shutil.copytree(control, run / "controls" / "random rewards")
     make_certificate(run, place / "honest")
-    shutil.rmtree(run / "controls")
     make_certificate(run, place / "hot", "rollout.temperature=4.0")
     make_certificate(run, place / "short", "rollout.max_new_tokens=3")
     make_certificate(run, place / "many", samples=3)
@@ -469,14 +466,6 @@ def a_step_that_is_missing(folder: Path, _: Base) -> None:
     edit_lines(folder / "run" / "metrics.jsonl", lambda lines: lines[1:])
 
 
-@fraud("statements", "share_of_the_cost")
-def a_control_that_had_less(folder: Path, _: Base) -> Change:
-    path = folder / "run" / "control-random-rewards" / "metrics.jsonl"
-    edit_lines(path, lambda lines: [{**line, "cpu_s": 0.001} for line in lines])
-    equal = {"share_of_the_cost": 1.0}
-    return lambda document: document["figures"]["controls"]["random-rewards"].update(equal)
-
-
 # --- certificate.json and the files ----------------------------------------------------------------------
 
 
@@ -498,11 +487,6 @@ states(
     "tokens not counted",
     "figures.budget.trained.sampled_tokens",
     lambda document: document["figures"]["budget"]["trained"].update(sampled_tokens=3),
-)
-states(
-    "another judge",
-    "grader.rule",
-    lambda document: document["grader"].update(rule="mcpagent.reward.other:grade"),
 )
 states(
     "another reward in training",

@@ -106,26 +106,23 @@ def control_tables(document: ReportDocument) -> list[Table]:
 
 
 def certificate_table(figures: JsonObject) -> list[Table]:
-    """Return what `mcpagent certify` measured of the run and its controls, if the run has a certificate."""
+    """Return what `mcpagent certify` measured of the run, if the run has a certificate."""
     if not figures:
         return []
-    beaten = {"baseline": figures["gain"]["difference"]}
-    for name, control in figures["controls"].items():
-        beaten[f"control-{name}"] = control["trained_against_it"]["difference"]
     rows = [
         (
             *(side, did["episodes"], did["sampled_tokens"]),
             rate(Metric.model_validate(did["metrics"]["task_success"])),
-            change(Metric.model_validate(beaten[side]) if side in beaten else None),
         )
         for side, did in figures["budget"].items()
     ]
     tasks, attacks = figures["tasks"], figures["attacks"]
+    gain = change(Metric.model_validate(figures["gain"]["difference"]), " points")
     hint = (
-        f"{tasks['counted']} of {tasks['held_out']} held-out tasks; training has the others. "
+        f"Gain: {gain}. {tasks['counted']} of {tasks['held_out']} held-out tasks; training has the others. "
         f"{attacks['succeeded']} of {attacks['episodes']} attacks on the reward succeeded on them."
     )
-    columns = ("Side", "*Episodes", "*Tokens", "*Success", "*The run against it")
+    columns = ("Side", "*Episodes", "*Tokens", "*Success")
     return _table("Certificate", columns, rows, hint=hint)
 
 
