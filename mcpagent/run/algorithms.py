@@ -18,8 +18,6 @@ from mcpagent.run.lifecycle import (
     RunInputs,
     TrainOutcome,
     health_callback,
-    note_kernels,
-    open_run,
     outcome_of,
     tracked,
 )
@@ -59,23 +57,19 @@ from mcpagent.train.sft import (
 
 def run_grpo(inputs: RunInputs) -> TrainOutcome:
     """Train with GRPO: each process plays its share of the episodes, and all make the same update."""
-    config, tasks, place, watch = inputs.config, inputs.tasks, inputs.place, inputs.watch
-    processes = place.processes
-    loaded = load_start(config, place.folder, processes=processes, on_note=watch.note)
+    config, tasks, watch, processes = inputs.config, inputs.tasks, inputs.watch, inputs.processes
+    loaded = load_start(config, inputs.folder, processes=processes, on_note=watch.note)
     total = config.total_steps(n_tasks=len(tasks))
     updates = total * config.grpo.epochs_per_batch * config.grpo.minibatches
-    learner = build_learner(loaded, config, total_optimizer_steps=updates, processes=processes)
-    note_kernels(loaded, learner, watch)
-    learner.on_samples = partial(watch.on_part, "updating")
-    run, saved = open_run(loaded.settled(config), place, learner.restore, total_steps=total)
+    learner, run, saved = _begin(inputs, loaded, total_steps=total, updates=updates)
     state = (
         GrpoState.from_json(saved)
         if saved
-        else GrpoState(kl_coef=config.grpo.kl_coef, ledger_bytes=place.ledger_start)
+        else GrpoState(kl_coef=config.grpo.kl_coef, ledger_bytes=inputs.ledger_start)
     )
-    if place.ledger is not None and processes.is_first:
+    if inputs.ledger is not None and processes.is_first:
         # The calls of steps that are rolled back are counted again when those steps are.
-        roll_back(place.ledger, state.ledger_bytes)
+        roll_back(inputs.ledger, state.ledger_bytes)
     order = TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed)
     health, judge = health_callback(config, run, watch), inputs.judge(run)
     with (
@@ -113,6 +107,21 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
     return outcome_of(run, state.step, best_step=best, stop_reason=reason)
 
 
+def _begin(
+    inputs: RunInputs, loaded: Loaded, *, total_steps: int, updates: int
+) -> tuple[Learner, RunFolder, JsonObject]:
+    """Return what learns, the run's folder, and the state that a resumed run goes on from, else {}."""
+    config, watch = inputs.config, inputs.watch
+    learner = build_learner(loaded, config, total_optimizer_steps=updates, processes=inputs.processes)
+    if loaded.why_format is not None:
+        watch.note(loaded.why_format)
+    if (why := learner.why_not_packed) is not None:
+        watch.note(f"the trainer pads samples and computes shared prompts once an attempt: {why}")
+    learner.on_samples = partial(watch.on_part, "updating")
+    run, saved = inputs.open_run(loaded.settled(config), learner.restore, total_steps=total_steps)
+    return learner, run, saved
+
+
 @contextmanager
 def _open_actor(
     inputs: RunInputs,
@@ -129,7 +138,7 @@ def _open_actor(
     """Open what plays episodes of `config` with the learner's weights in `engine`: at most `concurrency` at
     once, `group_size` attempts at each task. `version` counts the updates that the weights have seen."""
     tools, note = inputs.tools, inputs.watch.note
-    with open_agent(config, max_context=loaded.max_context, io=tools.io, on_note=note) as agent:
+    with open_agent(config, max_context=loaded.max_context, io=tools.io, on_note=note) as (agent, _):
         yield LocalActor(
             engine,
             canary=build_canary(
@@ -138,7 +147,7 @@ def _open_actor(
             renderer=loaded.renderer,
             tools=tools,
             settings=ActorSettings(
-                agent=agent.settings,
+                agent=agent,
                 group_size=group_size,
                 concurrency=at_once(engine.episodes, asked=concurrency, on_note=note),
                 deterministic=is_deterministic(loaded.device),
@@ -154,13 +163,13 @@ def _open_grpo_actor(
     inputs: RunInputs, loaded: Loaded, learner: Learner, run: RunFolder, *, version: int
 ) -> Iterator[LocalActor]:
     """Open what plays the episodes with the learner's weights, proved to have them."""
-    config, tools, place, watch = inputs.config, inputs.tools, inputs.place, inputs.watch
-    prompts = -(-config.training.batch_size // place.processes.count)
+    config, tools, watch = inputs.config, inputs.tools, inputs.watch
+    prompts = -(-config.training.batch_size // inputs.processes.count)
     concurrency = min(config.rollout.num_envs, max(prompts * config.rollout.group_size, 1))
     totals = ToolTotals(run.metrics())
     records = ActorRecords(
-        processes=place.processes,
-        ledger=place.ledger,
+        processes=inputs.processes,
+        ledger=inputs.ledger,
         tool_metrics=lambda: totals.joined(tools.take_metrics()),
         on_episode=watch.on_episode,
         on_part=watch.on_part,
@@ -172,7 +181,7 @@ def _open_grpo_actor(
             config,
             model=learner.model,
             slots=max(concurrency, CANARY_ROWS),
-            weights=run.path / "weights" / place.processes.folder_name,
+            weights=run.path / "weights" / inputs.processes.folder_name,
             learner=learner,
             on_note=watch.note,
         ) as sampler,
@@ -207,12 +216,12 @@ def _grpo_settings(inputs: RunInputs, loaded: Loaded, learner: Learner, *, total
 def run_sft(inputs: RunInputs) -> TrainOutcome:
     """Train on demonstrations: every process plays its share of them with the gold policy, and all train on
     the whole."""
-    config, tools, place, watch = inputs.config, inputs.tools, inputs.place, inputs.watch
+    config, tools, watch = inputs.config, inputs.tools, inputs.watch
     # The model is looked at before the run folder is made: a wrong name must leave nothing behind.
     loaded = None
     if not is_built(config.model.name):
-        loaded = load_start(config, place.folder, processes=place.processes, on_note=watch.note)
-    tasks, processes = inputs.tasks, place.processes
+        loaded = load_start(config, inputs.folder, processes=inputs.processes, on_note=watch.note)
+    tasks, processes = inputs.tasks, inputs.processes
     by_id = ById(tasks)
     share, played = processes.share(tasks), count(1)
     planned = len(share) * config.sft.demonstrations_per_task
@@ -248,15 +257,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
         )
         loaded = as_loaded(model, tokenizer, config=config)
     total = config.total_steps(n_tasks=len(tasks))
-    learner = build_learner(
-        loaded,
-        config,
-        total_optimizer_steps=total,
-        processes=processes,
-    )
-    note_kernels(loaded, learner, watch)
-    learner.on_samples = partial(watch.on_part, "updating")
-    run, saved = open_run(loaded.settled(config), place, learner.restore, total_steps=total)
+    learner, run, saved = _begin(inputs, loaded, total_steps=total, updates=total)
     state = SftState.from_json(saved) if saved else SftState()
     judge = inputs.judge(run)
     if judge is not None and learner.wrapping.is_sharded:

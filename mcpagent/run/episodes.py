@@ -212,7 +212,7 @@ def open_episodes(
                 policy, tasks=tasks, config=config, slots=concurrency, io=tools.io, on_note=console.note
             )
         )
-        agent = stack.enter_context(
+        settings, judge = stack.enter_context(
             open_agent(config, max_context=ready.max_context, io=tools.io, on_note=console.note)
         )
         yield EpisodeSetup(
@@ -220,9 +220,9 @@ def open_episodes(
             tasks=tasks,
             tools=tools,
             ready=ready,
-            settings=agent.settings,
+            settings=settings,
             concurrency=at_once(ready.episodes, asked=concurrency, on_note=console.note),
-            judge=agent.judge,
+            judge=judge,
         )
 
 

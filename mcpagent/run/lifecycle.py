@@ -24,9 +24,7 @@ from mcpagent.storage.run_folder import RunFolder, RunLog, step_of
 from mcpagent.storage.runs import RunSession, success_of
 from mcpagent.tools.setup import Tools
 from mcpagent.train.health import Callback, HealthMonitor
-from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.load import Loaded
 from mcpagent.train.trackers import TrackedRun, Trackers, open_trackers
 
 _FEW_STEPS = 40  # a run of so few steps that succeeds at nothing says nothing about the model
@@ -130,16 +128,6 @@ def prove_checkpoints(outcome: TrainOutcome, config: TrainConfig, *, note: Calla
         )
 
 
-def note_kernels(loaded: Loaded, learner: Learner, watch: Watch) -> None:
-    """Say which tool format was chosen and if the trainer cannot pack samples, and why."""
-    if loaded.why_format is not None:
-        watch.note(loaded.why_format)
-    if learner.why_not_packed is not None:
-        watch.note(
-            f"the trainer pads samples and computes shared prompts once an attempt: {learner.why_not_packed}"
-        )
-
-
 def health_callback(config: TrainConfig, run: RunFolder, watch: Watch) -> HealthMonitor | None:
     """Return what watches over the run, with all that it saw before a resume."""
     health = config.health
@@ -166,44 +154,40 @@ def tracked(
         trackers.close()
 
 
-# What may change between the parts of a run: where it is kept, how long it goes on, who watches it, and what
-# decides about memory alone.
-_FREE_SECTIONS = {"output_dir", "name", "api", "budget", "health", "tracking", "vllm"}
-_FREE_KEYS = {
-    *("judge.check", "judge.min_kappa"),
-    "model.gradient_checkpointing",
-    "rollout.num_envs",
-    "training.collective_timeout_s",
-    "training.cpu_offload",
-    "training.deepspeed_config",
-    "training.micro_batch_tokens",
-    "training.parallel",
-    "training.shard_size",
-}
-_FREE_TRAINING = {
-    "max_steps",
-    "max_epochs",
-    "save_frequency",
-    "keep_checkpoints",
-    "patience",
-    "eval_samples",
-    "eval_tasks",
+# Sections and keys that may change between the parts of a run: where it is kept, how long it goes on, who
+# watches it, and what decides about memory alone.
+_FREE = {
+    *("output_dir", "name", "api", "budget", "health", "tracking", "vllm"),
+    *("judge.check", "judge.min_kappa", "model.gradient_checkpointing", "rollout.num_envs"),
+    *("training.max_steps", "training.max_epochs", "training.save_frequency", "training.keep_checkpoints"),
+    *("training.patience", "training.eval_samples", "training.eval_tasks"),
+    *("training.collective_timeout_s", "training.cpu_offload", "training.deepspeed_config"),
+    *("training.micro_batch_tokens", "training.parallel", "training.shard_size"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
     """Everything that a run needs before weights are loaded. `validation` is empty if the run never
-    evaluates, `measured` None if nothing judges it; `callbacks` watch the steps of GRPO."""
+    evaluates, `measured` None if nothing judges it; `callbacks` watch the steps of GRPO; `session` is that of
+    the process that writes."""
 
     config: TrainConfig
     tasks: TaskFile
     validation: Sequence[Task]
     measured: MeasuredTasks | None
     tools: Tools
-    place: RunPlace
     watch: Watch
     callbacks: Sequence[Callback]
+    processes: Processes
+
+    folder: Path
+    session: RunSession | None
+    resume: bool
+    manifest: JsonObject
+    beside: Collection[str]
+    ledger: Path | None
+    ledger_start: int
 
     def judge(self, run: RunFolder) -> SelfEvaluation | None:
         """Return what plays the measured tasks before and after training, if there are some."""
@@ -214,97 +198,66 @@ class RunInputs:
             self.measured,
             run=run,
             tools=self.tools,
-            processes=self.place.processes,
+            processes=self.processes,
             note=self.watch.note,
         )
 
+    def open_run(
+        self, config: TrainConfig, restore: Callable[[Path], JsonObject], *, total_steps: int
+    ) -> tuple[RunFolder, JsonObject]:
+        """Return a new run folder with the settled `config`, or the old one rolled back to its last
+        checkpoint with that checkpoint's state. The first process makes or rolls back the folder. Raises
+        UserError if that checkpoint is damaged."""
+        checkpoint = self.processes.broadcast_from_rank0(lambda: self._make_ready(config))
+        if self.session is not None:
+            self.session.begin(total_steps)
+        return RunFolder.open(self.folder), restore(checkpoint) if checkpoint else {}
 
-@dataclass(frozen=True, kw_only=True)
-class RunPlace:
-    """Where a run is kept and what it starts from."""
-
-    folder: Path
-    session: RunSession | None  # of the process that writes
-    resume: bool
-    manifest: JsonObject
-    beside: Collection[str]
-    ledger: Path | None
-    ledger_start: int
-    processes: Processes
-
-
-def open_run(
-    config: TrainConfig, place: RunPlace, restore: Callable[[Path], JsonObject], *, total_steps: int
-) -> tuple[RunFolder, JsonObject]:
-    """Return a new run folder, or the old one rolled back to its last checkpoint with that checkpoint's
-    state. The first process makes or rolls back the folder. Raises UserError if that checkpoint is
-    damaged."""
-    checkpoint = place.processes.broadcast_from_rank0(lambda: _make_ready(config, place))
-    if place.session is not None:
-        place.session.begin(total_steps)
-    return RunFolder.open(place.folder), restore(checkpoint) if checkpoint else {}
+    def _make_ready(self, config: TrainConfig) -> Path | None:
+        """Return the checkpoint that the run begins with, its folder made or rolled back."""
+        if not self.resume:
+            settings = dump_config(config)
+            RunFolder.create(self.folder, config_yaml=settings, manifest=self.manifest, beside=self.beside)
+            return None
+        run = RunFolder.open(self.folder)
+        check_same(config, run)
+        _check_same_reward(run.manifest["reward"], self.manifest["reward"], where=run.path / "manifest.json")
+        checkpoint = last_good_checkpoint(run)
+        run.truncate_after((step_of(checkpoint) or 0) if checkpoint else 0)
+        return checkpoint
 
 
-def _make_ready(config: TrainConfig, place: RunPlace) -> Path | None:
-    """Return the folder as the run is to find it, and the checkpoint that the run begins with."""
-    if not place.resume:
-        RunFolder.create(
-            place.folder, config_yaml=dump_config(config), manifest=place.manifest, beside=place.beside
-        )
-        return None
-    run = RunFolder.open(place.folder)
-    _check_same(config, run)
-    _check_same_reward(run, place.manifest.get("reward"))
-    checkpoint = last_good_checkpoint(run)
-    run.truncate_after((step_of(checkpoint) or 0) if checkpoint else 0)
-    return checkpoint
-
-
-def _check_same_reward(run: RunFolder, now: JsonObject | None) -> None:
-    """The functions of `reward.terms` are those that the run began with: a hash of their files says so."""
-    began = run.manifest.get("reward")
-    if began is None or now is None:  # a run of before rewards were recorded
-        return
-    judges = [each.get("judge", {}).get("identity") for each in (began, now)]
-    if judges[0] != judges[1]:
-        raise UserError(
-            "the judge is not asked as it was when the run began: its prompts are others",
-            where=f"{run.path / 'manifest.json'}: reward.judge",
-            remedy="bring the file of its prompts back, or start a new run under another name",
-        )
-    changed = [name for name, term in now["terms"].items() if began["terms"].get(name) != term]
-    if changed:
-        raise UserError(
-            f"the file of the reward term {', '.join(changed)} is not what it was when the run began",
-            where=f"{run.path / 'manifest.json'}: reward.terms",
-            remedy="bring that file back, or start a new run under another name",
-        )
-
-
-def begun_dtype(folder: Path, device: str) -> str:
-    """Return the dtype that the run in `folder` began in. One from before it was settled has `auto`, which
-    was float32 on every CPU."""
-    name = load_train_config(inherited=RunFolder.open(folder).config_path).config.model.dtype
-    return str(resolve_dtype(name, resolve_device(device))).removeprefix("torch.")
-
-
-def _check_same(config: TrainConfig, run: RunFolder) -> None:
+def check_same(config: TrainConfig, run: RunFolder) -> None:
     """Raise UserError if the run would not continue as it began; only its length may change."""
     began = load_train_config(inherited=run.config_path).config.model_dump()
-    began["model"]["dtype"] = begun_dtype(run.path, config.device)
-    now = public_settings(config)
     changed = [
         f"{section}.{key}" if key else section
-        for section in now.keys() - _FREE_SECTIONS
-        for key in (now[section] if isinstance(now[section], dict) else [""])
-        if (now[section][key] != began[section][key] if key else now[section] != began[section])
-        and not (key == "tool_format" and began[section][key] == "auto")  # from before it was settled
-        and not (section == "training" and key in _FREE_TRAINING)
-        and f"{section}.{key}" not in _FREE_KEYS
+        for section, now in public_settings(config).items()
+        for key in (now if isinstance(now, dict) else [""])
+        if (now[key] != began[section][key] if key else now != began[section])
+        and not {section, f"{section}.{key}"} & _FREE
     ]
     if changed:
         raise UserError(
             f"the run was started with other settings of {', '.join(sorted(changed))}",
             where=str(run.config_path),
             remedy="resume with that file (--config), or start a new run under another name",
+        )
+
+
+def _check_same_reward(began: JsonObject, now: JsonObject, *, where: Path) -> None:
+    """The functions of `reward.terms` are those that the run began with: a hash of their files says so."""
+    judges = [each.get("judge", {}).get("identity") for each in (began, now)]
+    if judges[0] != judges[1]:
+        raise UserError(
+            "the judge is not asked as it was when the run began: its prompts are others",
+            where=f"{where}: reward.judge",
+            remedy="bring the file of its prompts back, or start a new run under another name",
+        )
+    changed = [name for name, term in now["terms"].items() if began["terms"].get(name) != term]
+    if changed:
+        raise UserError(
+            f"the file of the reward term {', '.join(changed)} is not what it was when the run began",
+            where=f"{where}: reward.terms",
+            remedy="bring that file back, or start a new run under another name",
         )

@@ -166,26 +166,18 @@ def pinned_model(config: TrainConfig, *, on_note: Callable[[str], None]) -> Trai
     return config.model_copy(update={"model": config.model.model_copy(update={"name": str(checkpoint.path)})})
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenedAgent:
-    """How an agent plays and is graded. `judge` is None if no judge is asked."""
-
-    settings: AgentSettings
-    judge: OpenedJudge | None
-
-
 @contextmanager
 def open_agent(
     config: TrainConfig, *, max_context: int | None, io: IOThread, on_note: Callable[[str], None]
-) -> Iterator[OpenedAgent]:
-    """Open the models next to an agent, the simulated user and the judge, and return how it plays. Raises
-    UserError."""
+) -> Iterator[tuple[AgentSettings, OpenedJudge | None]]:
+    """Open the models next to an agent, the simulated user and the judge, and yield how it plays and the
+    judge, if one is asked. Raises UserError."""
     with (
         _open_user(config, io=io, on_note=on_note) as user,
         open_judge(config, io=io, on_note=on_note) as judge,
     ):
-        settings = agent_settings(config, max_context=max_context, user=user, judge=judge and judge.judge)
-        yield OpenedAgent(settings=settings, judge=judge)
+        asked = judge and judge.judge
+        yield agent_settings(config, max_context=max_context, user=user, judge=asked), judge
 
 
 @contextmanager

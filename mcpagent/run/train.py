@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mcpagent.config.loader import load_train_config
 from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
@@ -24,10 +25,8 @@ from mcpagent.run.episodes import catalog_note, evaluated_file, open_tasks
 from mcpagent.run.judge import judge_note, require_judge_check
 from mcpagent.run.lifecycle import (
     RunInputs,
-    RunPlace,
     TrainOutcome,
     Watch,
-    begun_dtype,
     logged,
     prove_checkpoints,
 )
@@ -88,7 +87,8 @@ def train(
         )
         folder = processes.broadcast_from_rank0(lambda: session.folder if session else Path())
         if resume and is_open:
-            model = config.model.model_copy(update={"dtype": begun_dtype(folder, config.device)})
+            began = load_train_config(inherited=RunFolder.open(folder).config_path).config
+            model = config.model.model_copy(update={"dtype": began.model.dtype})
             config = config.model_copy(update={"model": model})
         watch.on_folder(folder)
         if processes.is_first:
@@ -120,7 +120,15 @@ def train(
         changed = catalog_note(tasks, tools.pool)
         if changed is not None:
             watch.note(changed)
-        place = RunPlace(
+        inputs = RunInputs(
+            config=config,
+            tasks=tasks,
+            validation=validation,
+            measured=measured,
+            tools=tools,
+            watch=watch,
+            callbacks=callbacks,
+            processes=processes,
             folder=folder,
             session=session,
             resume=resume,
@@ -128,17 +136,6 @@ def train(
             beside=beside,
             ledger=ledger,
             ledger_start=ledger_start,
-            processes=processes,
-        )
-        inputs = RunInputs(
-            config=config,
-            tasks=tasks,
-            validation=validation,
-            measured=measured,
-            tools=tools,
-            place=place,
-            watch=watch,
-            callbacks=callbacks,
         )
         outcome = run_sft(inputs) if config.algorithm == "sft" else run_grpo(inputs)
         processes.broadcast_from_rank0(lambda: prove_checkpoints(outcome, config, note=watch.note))
