@@ -65,8 +65,8 @@ def measured(folder: Path, seed: int) -> dict[str, int]:
     """Counts of tasks, by what is true of them."""
     tasks = _tasks(folder)
     Random(seed).shuffle(tasks)
-    loaded = load_for_dataset(data=folder, split=None, note=lambda _: None, for_training=False)
-    with open_tools(loaded.config.tools) as opened:
+    config = load_for_dataset(data=folder, split=None, note=lambda _: None, for_training=False)
+    with open_tools(config.tools) as opened:
         cache = CallCache(opened.pool)
         facts = opened.io.run(learn(cache, seed=seed)).facts
         counts = dict.fromkeys(("planned", "fresh", "told", "shown", "twice_told", "second"), 0)

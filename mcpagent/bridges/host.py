@@ -141,13 +141,13 @@ def open_host(
 ) -> Iterator[Host]:
     """Start the servers that the dataset remembers, or that the configuration names. `data` is a folder, or a
     file, which is then the split `train`. Raises UserError."""
-    loaded = load_for_dataset(
+    config = load_for_dataset(
         config_files, overrides, data=data, split=None, note=on_note, for_training=False
     )
     with ExitStack() as stack:
         splits = {name: stack.enter_context(TaskFile(path)) for name, path in _split_files(data).items()}
-        tools = stack.enter_context(open_tools(loaded.config.tools, on_note=on_note))
-        yield Host(tools, splits, agent_settings(loaded.config, max_context=None))
+        tools = stack.enter_context(open_tools(config.tools, on_note=on_note))
+        yield Host(tools, splits, agent_settings(config, max_context=None))
 
 
 def _split_files(data: Path) -> dict[str, Path]:

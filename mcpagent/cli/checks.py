@@ -73,8 +73,7 @@ def doctor(
     console = Console(is_json=as_json)
     if data is not None:
         data = dataset_file(data, "train", "validation", "heldout")
-    loaded = load_for_dataset((), set_ or (), data=data, split=None, note=console.note, for_training=False)
-    config = loaded.config
+    config = load_for_dataset((), set_ or (), data=data, split=None, note=console.note, for_training=False)
     if data is not None and servers is None:
         servers = None if config.tools.servers is None else Path(config.tools.servers)
     console.note("checking; servers are started and stopped")

@@ -217,7 +217,7 @@ class ConfigOptions:
             "seed": self.seed,
             "rollout.temperature": self.temperature,
         }
-        loaded = load_for_dataset(
+        return load_for_dataset(
             files,
             [*defaults, *(self.settings or ()), *settings_of(options)],
             data=data,
@@ -226,9 +226,6 @@ class ConfigOptions:
             for_training=False,
             inherited=run_config,
         )
-        for note in loaded.notes:
-            console.note(note)
-        return loaded.config
 
 
 def settings_of(options: dict[str, Any]) -> list[str]:

@@ -22,7 +22,6 @@ from mcpagent.cli.options import (
     with_options,
 )
 from mcpagent.cli.train_progress import TrainProgress, step_note
-from mcpagent.config.loader import LoadedConfig
 from mcpagent.config.schema import TrainConfig
 from mcpagent.config.source import write_tree
 from mcpagent.console import Block, Console, Facts, Table
@@ -72,7 +71,7 @@ class RunOptions:
         bool, typer.Option("--no-eval", help="Train only: play no held-out or validation tasks.")
     ] = False
 
-    def load(self, console: Console, *, resume: bool) -> LoadedConfig:
+    def load(self, console: Console, *, resume: bool) -> TrainConfig:
         """Return the checked configuration: the files (to resume: those of the run), `--set`, the options.
         Raises UserError."""
         from mcpagent.run.episodes import load_for_dataset
@@ -94,10 +93,7 @@ class RunOptions:
         }
         files = self.config or (self._started_with() if resume and (out or not self.set_) else ())
         overrides = [*(self.set_ or ()), *settings_of(options)]
-        loaded = load_for_dataset(files, overrides, data=None, split="train", note=console.note)
-        for note in loaded.notes:
-            console.note(note)
-        return loaded
+        return load_for_dataset(files, overrides, data=None, split="train", note=console.note)
 
     def _started_with(self) -> list[Path]:
         """Return the settings of the run to resume, if it can be told which one that is."""
@@ -153,18 +149,18 @@ def train(
             remedy="add --dry-run, or leave it out",
         )
     console = Console(is_json=as_json)
-    loaded = options.load(console, resume=resume)
-    check_inputs(loaded.config, resume=resume, dry_run=dry_run)
+    config = options.load(console, resume=resume)
+    check_inputs(config, resume=resume, dry_run=dry_run)
     require("hf", use="training")
-    trainer = choose(loaded.config, note=console.note, is_dry_run=dry_run)
+    trainer = choose(config, note=console.note, is_dry_run=dry_run)
     if num_processes is not None and not dry_run and "WORLD_SIZE" not in os.environ:
         _launch(num_processes, console)
     if dry_run and trainer.name != "native":
-        _show_resolved(trainer, loaded.config, console)
+        _show_resolved(trainer, config, console)
     elif dry_run:
-        _show_plan(loaded.config, console, gpu_memory=gpu_memory, count=num_processes)
+        _show_plan(config, console, gpu_memory=gpu_memory, count=num_processes)
     else:
-        _train(trainer, loaded.config, console, resume=resume)
+        _train(trainer, config, console, resume=resume)
 
 
 def _launch(count: int, console: Console) -> NoReturn:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from mcpagent.config.dataset_servers import read_dataset_servers
+from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
 from mcpagent.config.loader import LoadedConfig, load_train_config
 from mcpagent.config.schema import ToolsConfig, TrainConfig
 from mcpagent.console import Console
@@ -43,32 +43,42 @@ def load_for_dataset(
     note: Callable[[str], None],
     for_training: bool = True,
     inherited: Path | None = None,
-) -> LoadedConfig:
-    """Return `load_train_config` with the servers that the dataset's folder remembers, if no others are
-    named; `note` is told which. `data` None: the configured dataset of `split`; both None: no dataset. Raises
-    UserError."""
-    loaded = load_train_config(files, overrides, for_training=for_training, inherited=inherited)
+) -> TrainConfig:
+    """Return the configuration with the servers that the dataset's folder remembers, if no others are named;
+    `note` is told which, and what else there is to say of the settings. `data` None: the configured dataset
+    of `split`; both None: no dataset. Raises UserError."""
+
+    def load(remembered: DatasetServers | None = None) -> LoadedConfig:
+        return load_train_config(
+            files, overrides, for_training=for_training, inherited=inherited, dataset=remembered
+        )
+
+    loaded = load()
+    remembered = _remembered(loaded, data or (split and _configured(loaded.config, split)), inherited)
+    if remembered is not None:
+        loaded = load(remembered)
+        if any(where == str(remembered.path) for where in loaded.sources.values()):
+            note(f"servers: {described(loaded.config.tools)} (from {remembered.path})")
+    for text in loaded.notes:
+        note(text)
+    return loaded.config
+
+
+def _remembered(loaded: LoadedConfig, dataset: Path | None, inherited: Path | None) -> DatasetServers | None:
+    """Return what the dataset's folder remembers and `loaded` does not say otherwise. Raises UserError."""
     config = loaded.config
     if "tools.servers" in loaded.explicit and config.tools.servers is not None:
         note_named(Path(config.tools.servers))
-    dataset = data or (split and _configured(config, split))
     if not dataset or (inherited is not None and _is_of_run(dataset, config)):
-        return loaded
+        return None
     remembered = read_dataset_servers(dataset)
-    if remembered is None:
-        return loaded
-    if _NAMING & loaded.explicit:
+    if remembered is not None and _NAMING & loaded.explicit:
         servers_file = config.tools.servers
         names = frozenset(config.tools.builtin) if servers_file is None else server_names(Path(servers_file))
-        remembered = remembered.for_servers(names, are_builtin=servers_file is None)
-    elif remembered.servers is not None:
+        return remembered.for_servers(names, are_builtin=servers_file is None)
+    if remembered is not None and remembered.servers is not None:
         check_named(remembered.servers, by=remembered.path)
-    again = load_train_config(
-        files, overrides, for_training=for_training, inherited=inherited, dataset=remembered
-    )
-    if any(where == str(remembered.path) for where in again.sources.values()):
-        note(f"servers: {described(again.config.tools)} (from {remembered.path})")
-    return again
+    return remembered
 
 
 def described(tools: ToolsConfig) -> str:
