@@ -14,7 +14,7 @@ from mcpagent.synth.explore.paging import is_cursor, is_paging
 from mcpagent.synth.explore.words import VERBS, name_words
 
 # The words by which a tool that lists what is in a folder, and a field with its names, are called.
-_LISTS_FILES = frozenset(("list", "dir", "directory", "folder", "tree", "ls", "browse", "glob"))
+LISTS_FILES = frozenset(("list", "dir", "directory", "folder", "tree", "ls", "browse", "glob"))
 _FILE_NAMES = frozenset(("name", "file", "filename", "file_name", "path", "entry", "folder", "directory"))
 
 # Numbers that somebody has in mind: no tool tells them.
@@ -76,7 +76,7 @@ def given_by(fact: Fact) -> list[tuple[str | int, Leaf, str]]:
     given: list[tuple[str | int, Leaf, str]] = [
         (leaf.value, leaf, "") for leaf in fact.leaves if not isinstance(leaf.value, float)
     ]
-    if not _LISTS_FILES & set(name_words(fact.spec.name)):
+    if not LISTS_FILES & set(name_words(fact.spec.name)):
         return given
     for folder in (text for _, text in fact.texts if "/" in text and not re.search(r"\s|://", text)):
         prefix = folder.rstrip("/") + "/"

@@ -177,7 +177,9 @@ def _keys_of(items: list[Any]) -> list[str]:
 def told_number(value: Any, given: Iterable[Any]) -> Iterator[Leaf]:
     """Yield the number that only a result of one sentence tells, as in `The sum of 3 and 5 is 8`."""
     text = next(iter(value.values()), None) if isinstance(value, dict) and len(value) == 1 else None
-    if isinstance(text, str) and len(text) <= _SENTENCE and "\n" not in text.strip():
+    if not isinstance(text, str) or text.startswith("["):  # what stands for an image
+        return
+    if len(text) <= _SENTENCE and "\n" not in text.strip():
         numbers, asked = numbers_in(text), {as_number(each) for each in given}
         new = [place for place, number in enumerate(numbers) if number not in asked]
         if len(new) == 1 and text.strip() != str(numbers[new[0]]):

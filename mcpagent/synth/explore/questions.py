@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from random import Random
 from typing import Any
 
 from mcpagent.core.tools import ToolSpec
 from mcpagent.reward.reading import units_of
-from mcpagent.synth.explore.graph import SELECT, Edge, Fact, scalars
+from mcpagent.synth.explore.graph import LISTS_FILES, SELECT, Edge, Fact, scalars
 from mcpagent.synth.explore.leaves import NEAR, Leaf, Level, is_naming
 from mcpagent.synth.explore.paging import is_cursor, is_paging
 from mcpagent.synth.explore.words import (
@@ -52,6 +52,13 @@ _ORDINALS = ("first", "second", "third")
 _NAMES = 5  # words of a value that stands in a sentence without quotes
 _LABELS = IDENTIFIERS | words_of("year version page")  # numbers of which more is not more of something
 _YEARS = range(1000, 2101)
+_SETS = words_of("set update change edit mark")
+_WHEN = words_of("date time day")
+# Fields that say when something was done.
+_DONE = words_of(
+    "born built made founded opened closed created updated modified accessed started ended hired sold sent "
+    "bought paid published released established signed launched completed borrowed returned joined installed"
+)
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 
 
@@ -166,6 +173,10 @@ def field_of(leaf: Leaf, fact: Fact) -> str:
     *before, last = words.split()
     if last in PLACES:  # but for the `to` of a relation
         return "" if leaf.levels and not before else f'"{words}"'
+    if last in _DONE:
+        is_year = type(leaf.value) is int and leaf.value in _YEARS
+        is_date = isinstance(leaf.value, str) and DATE.fullmatch(leaf.value)
+        return f"year {words}" if is_year else f"date {words}" if is_date else f'"{words}"'
     if unit_of(words):
         return f"{' '.join(before)} in {last}"
     is_count = type(leaf.value) is int and is_several(last) and " of " not in words
@@ -180,6 +191,8 @@ def item_kind(level: Level, fact: Fact) -> str:
     if table := next((table for _, text in fact.texts if (table := table_of(text))), ""):
         return singular(spaced(table))
     words = singular(topic(fact.spec))
+    if LISTS_FILES & set(words.split()):
+        return "entry"  # of a `directory_tree`
     asked = {kind_of(fact.spec, name) for name in fact.arguments}  # of a table that is described columns
     return words if words and words.split()[-1] not in GENERIC and words not in asked else "entry"
 
@@ -220,6 +233,9 @@ def goal_of(leaf: Leaf, fact: Fact, *, about: str | None = None) -> str | None:
     if not field:
         return f"the result of {about}" if about else None
     subject = topic(fact.spec) if topic(fact.spec) not in ("", field) else spaced(fact.spec.server)
+    thing = singular(topic(fact.spec))
+    if about and field in _WHEN and thing and not {thing, field} & set(about.split()):
+        about = within(f"the {thing}", about)  # the date of the appointment of patient 12
     return None if about.startswith(f"{field} ") else within(f"the {field}", about or f"the {subject}")
 
 
@@ -281,15 +297,33 @@ def is_amount(leaf: Leaf, values: Collection[Any]) -> bool:
 
 
 def wish_of(spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
-    """Return what a call that changes something does, as a wish in the words of the tool: `set status with
-    task 12 and status done`, `borrow book B-7`."""
+    """Return what a call that changes something does, as a wish in the words of the tool: `set the status of
+    task 12 to done`, `borrow book B-7`, `add a comment for task 12 with text "two words"`."""
     server = set(spaced(spec.server).split())
     words = [word for word in spaced(spec.name).split() if word not in server] or spaced(spec.name).split()
-    said = [
-        f"{kind_of(spec, name) or spaced(name)} "
-        + (json.dumps(value, ensure_ascii=False) if " " in str(value) else said_value(value))
-        for name, value in arguments.items()
-    ]
-    if said and said[0].startswith(f"{words[-1]} "):
-        words.append(said.pop(0).removeprefix(f"{words[-1]} "))
-    return " ".join(words) + (f" with {joined(said)}" if said else "")
+    verb, noun = words[0], singular(" ".join(words[1:]))
+    kinds, values, said = list[str](), list[str](), list[str]()
+    for name, value in _scalar_arguments(arguments):
+        is_amount = type(value) is int and is_several(name)  # 4 stars
+        kinds.append(spaced(name) if is_amount else kind_of(spec, name) or singular(spaced(name)))
+        values.append(json.dumps(value, ensure_ascii=False) if " " in str(value) else said_value(value))
+        said.append(f"{values[-1]} {kinds[-1]}" if is_amount else f"{kinds[-1]} {values[-1]}")
+    if verb in _SETS and noun in kinds and len(said) > 1:
+        place = kinds.index(noun)
+        return f"{verb} the {noun} of {joined([*said[:place], *said[place + 1 :]])} to {values[place]}"
+    first = next(iter(arguments), "")
+    wish = " ".join(words)
+    if said and (not noun or kinds[0] == noun.rpartition(" ")[2]):
+        wish = f"{' '.join(words[:-1] if noun else words)} {said.pop(0)}"
+    elif noun:
+        wish = f"{verb} {'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+        if said and noun_in(first) and set(spaced(first).split()) & IDENTIFIERS:
+            wish += f" for {said.pop(0)}"
+    return wish + (f" with {joined(said)}" if said else "")
+
+
+def _scalar_arguments(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments, of objects in lists their fields."""
+    for name, value in arguments.items():
+        for item in value if isinstance(value, list) else [value]:
+            yield from _scalar_arguments(item) if isinstance(item, dict) else ((name, item),)

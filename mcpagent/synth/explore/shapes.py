@@ -301,7 +301,7 @@ class Shapes:
     def unrelated(self, rng: Random, fact: Fact) -> Walk | None:
         """Return a question like the others about what no tool tells."""
         fields = [field for field in _UNTOLD if not set(field.split()) & self._fields]
-        thing = thing_of(fact)
+        thing = thing_of(fact) if len(fact.arguments) == 1 else ""  # not of two cities and a time
         if not fields or not thing or self._ask(rng, fact) is None:
             return None
         untold = fields[derive_seed(0, "unrelated", thing) % len(fields)]  # one of each thing

@@ -20,7 +20,7 @@ _LOOKS = words_of(
     "extract inspect explain parse suggest select"
 )
 VERBS = _LOOKS | words_of(
-    "run execute load open return give ask process print echo test call do is all the my"
+    "run execute load open return give ask process print echo test call trigger do is all the my"
 )
 _ENDS = words_of("by for from with in of to at on and or using via near between within matching per")
 # Of fields and parameters: what says nothing of the thing.

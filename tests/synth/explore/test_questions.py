@@ -60,6 +60,11 @@ SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "
             "the author of the first comment of task 12",
         ),
         (fact("get_owner", {"owner": "O52"}, {"client_since": 2004}), 'the "client since" of owner O52'),
+        (fact("get_ship", {"ship": "Juno"}, {"built": 1971}), "the year built of ship Juno"),
+        (
+            fact("get_visit", {"patient": "Anna Keller"}, {"date": "2024-05-01"}),
+            "the date of the visit of patient Anna Keller",
+        ),
         (fact("get_hearing", {"hearing": "H7"}, {"at": "14:30"}), 'the "at" of hearing H7'),
         (
             fact("get_pass", {"pass": "day"}, {"text": "Valid for: 9 hours\nValid from: 08:00"}),
@@ -123,10 +128,16 @@ def test_a_list_is_counted_only_if_nothing_says_that_there_is_more(
 @pytest.mark.parametrize(
     ("tool", "arguments", "wish"),
     [
-        ("set_status", {"task_id": 12, "status": "done"}, "set status with task 12 and status done"),
+        ("set_status", {"task_id": 12, "status": "done"}, "set the status of task 12 to done"),
         ("borrow_book", {"book_id": "B-7"}, "borrow book B-7"),
-        ("withdraw", {"book_id": "B-7"}, "withdraw with book B-7"),
+        ("withdraw", {"book_id": "B-7"}, "withdraw book B-7"),
         ("add_note", {"title": "To do", "text": "two words"}, 'add note "To do" with text "two words"'),
+        ("add_comment", {"task_id": 12, "text": "a b"}, 'add a comment for task 12 with text "a b"'),
+        (
+            "create_entities",
+            {"entities": [{"name": "Juno", "kind": "ship"}]},
+            "create entity Juno with kind ship",
+        ),
     ],
 )
 def test_a_change_is_wished_for_in_the_words_of_the_tool(
