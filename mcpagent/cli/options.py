@@ -17,11 +17,9 @@ from typer.models import OptionInfo
 
 from mcpagent.console import Console
 from mcpagent.errors import UserError
-from mcpagent.servers.names import BUILTIN_NAMES
 
 if TYPE_CHECKING:
     from mcpagent.config.schema import TrainConfig
-    from mcpagent.tools.servers_config import ServerConfig
 
 
 class Group(typer.core.TyperGroup):
@@ -237,15 +235,3 @@ def settings_of(options: dict[str, Any]) -> list[str]:
 def _sets_temperature(settings: Sequence[str]) -> bool:
     """Return whether a setting is the temperature, in any of its spellings."""
     return any(text.partition("=")[0].strip().rpartition(".")[2] == "temperature" for text in settings)
-
-
-def chosen_servers(
-    path: Path | None, *, console: Console, data: Path | None = None
-) -> Sequence[ServerConfig]:
-    """Return the servers of an mcp.json, else those that the folder of `data` remembers, else all built-in
-    ones. Raises UserError."""
-    from mcpagent.tools.setup import configured_servers
-
-    builtin = () if path is not None or data is not None else settings_of({"tools.builtin": BUILTIN_NAMES})
-    options = ConfigOptions(servers=path, settings=[*builtin])
-    return configured_servers(options.config(console, data=data, has_data=False).tools, on_note=console.note)

@@ -7,16 +7,25 @@ import os
 import socket
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcpagent.cli.options import Json, Servers, command_app, group_app
+from mcpagent.cli.options import (
+    ConfigOptions,
+    Json,
+    Servers,
+    command_app,
+    group_app,
+    settings_of,
+    with_options,
+)
 from mcpagent.errors import UserError
-from mcpagent.servers.names import UpstreamKind
+from mcpagent.servers.names import BUILTIN_NAMES, UpstreamKind
 from mcpagent.servers.sandbox.contract import SandboxKind
 
 if TYPE_CHECKING:
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
     from mcpagent.checks.servers import BenchOutcome, ListedServer
     from mcpagent.console import Block, Console
     from mcpagent.core.tools import ToolSpec
+    from mcpagent.tools.servers_config import ServerConfig
 
 tools_app = group_app("List, call and measure the tools of MCP servers; log in at them.")
 
@@ -36,26 +46,44 @@ _Timeout = Annotated[
     float | None,
     typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Deadline of a call; overrides the file."),
 ]
-_Data = Annotated[
-    Path | None,
-    typer.Option("--data", help="A dataset or its folder: the servers that it remembers (servers.yaml)."),
-]
 _INDENT = " " * 10
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Which servers a command is about."""
+
+    servers: Servers = None
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A dataset or its folder: the servers that it remembers (servers.yaml)."),
+    ] = None
+
+    def read(self, console: Console) -> Sequence[ServerConfig]:
+        """Return the servers of an mcp.json, else those that the folder of the data remembers, else all
+        built-in ones. Raises UserError."""
+        from mcpagent.tools.setup import configured_servers
+
+        is_named = self.servers is not None or self.data is not None
+        settings = [] if is_named else settings_of({"tools.builtin": BUILTIN_NAMES})
+        config = ConfigOptions(servers=self.servers, settings=settings)
+        tools = config.config(console, data=self.data, has_data=False).tools
+        return configured_servers(tools, on_note=console.note)
+
+
 @tools_app.command("list")
-def list_tools(servers: Servers = None, data: _Data = None, as_json: Json = False) -> None:
+@with_options
+def list_tools(options: ServerOptions, as_json: Json = False) -> None:
     """Start the servers and list their tools. Exits 1 if a server does not start; the others are listed.
 
     Example: mcpagent tools list --servers mcp.json
     """
     from mcpagent.checks.servers import list_servers
-    from mcpagent.cli.options import chosen_servers
     from mcpagent.console import Console, counted
     from mcpagent.core.tools import catalog_hash, model_names
 
     console = Console(is_json=as_json)
-    listed = list_servers(chosen_servers(servers, console=console, data=data), console=console)
+    listed = list_servers(options.read(console), console=console)
     specs = [spec for server in listed for spec in server.tools]
     renamed = {spec.dotted: name for name, spec in model_names(specs).items() if name != spec.name}
     if as_json:
@@ -78,11 +106,12 @@ def list_tools(servers: Servers = None, data: _Data = None, as_json: Json = Fals
 
 
 @tools_app.command("call")
+@with_options
 def call_tool(
     tool: _Tool,
     arguments: _Arguments = "{}",
-    servers: Servers = None,
-    data: _Data = None,
+    *,
+    options: ServerOptions,
     timeout: _Timeout = None,
     as_json: Json = False,
 ) -> None:
@@ -93,13 +122,12 @@ def call_tool(
     Example: mcpagent tools call files.write_file @arguments.json --servers mcp.json --timeout 5
     """
     from mcpagent.checks.servers import call_tool
-    from mcpagent.cli.options import chosen_servers
     from mcpagent.console import Console
     from mcpagent.core.tools import FailureKind
 
     console = Console(is_json=as_json)
     parsed = _read_arguments(arguments)
-    configs = chosen_servers(servers, console=console, data=data)
+    configs = options.read(console)
     spec, result = call_tool(tool, parsed, configs, timeout_s=timeout, console=console)
     if as_json:
         console.print_json(result)
@@ -114,10 +142,11 @@ def call_tool(
 
 
 @tools_app.command("login")
+@with_options
 def log_in(
     server: Annotated[str, typer.Argument(metavar="SERVER", help="Its name in the file.")],
-    servers: Servers = None,
-    data: _Data = None,
+    *,
+    options: ServerOptions,
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the browser, or only print the address.")
     ] = True,
@@ -129,7 +158,6 @@ def log_in(
     Example: mcpagent tools login shop --servers mcp.json
     """
     from mcpagent.checks.servers import log_in_at
-    from mcpagent.cli.options import chosen_servers
     from mcpagent.console import Console
     from mcpagent.tools.transports.login import LoginPrompt
 
@@ -138,27 +166,27 @@ def log_in(
         show=lambda text: console.show(text, is_error=True),
         visit=_open_browser if open_browser and _has_browser() else lambda _: None,
     )
-    outcome = log_in_at(server, chosen_servers(servers, console=console, data=data), prompt)
+    outcome = log_in_at(server, options.read(console), prompt)
     until = "" if outcome["renewable"] else "; it cannot be renewed, so this has to be done again"
     console.print_blocks(outcome, [f"logged in at {outcome['url']}; kept in {outcome['kept_in']}{until}"])
 
 
 @tools_app.command("logout")
+@with_options
 def log_out(
     server: Annotated[str, typer.Argument(metavar="SERVER", help="Its name in the file.")],
-    servers: Servers = None,
-    data: _Data = None,
+    *,
+    options: ServerOptions,
 ) -> None:
     """Forget the login at a server.
 
     Example: mcpagent tools logout shop --servers mcp.json
     """
     from mcpagent.checks.servers import log_out_at
-    from mcpagent.cli.options import chosen_servers
     from mcpagent.console import Console
 
     console = Console()
-    had_login = log_out_at(server, chosen_servers(servers, console=console, data=data))
+    had_login = log_out_at(server, options.read(console))
     console.say("the login is forgotten" if had_login else "there was no login")
 
 
@@ -176,6 +204,7 @@ def _open_browser(address: str) -> None:
 
 
 @tools_app.command("bench")
+@with_options
 def bench_tool(
     tool: _Tool,
     arguments: _Arguments = "{}",
@@ -184,8 +213,8 @@ def bench_tool(
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Call a tool that does not say that it is read-only.")
     ] = False,
-    servers: Servers = None,
-    data: _Data = None,
+    *,
+    options: ServerOptions,
     timeout: _Timeout = None,
     as_json: Json = False,
 ) -> None:
@@ -194,14 +223,13 @@ def bench_tool(
     Example: mcpagent tools bench polygon.polygon_get_market_status --calls 2000 --concurrency 32
     """
     from mcpagent.checks.servers import bench_tool
-    from mcpagent.cli.options import chosen_servers
     from mcpagent.console import Console
 
     console = Console(is_json=as_json)
     outcome = bench_tool(
         tool,
         _read_arguments(arguments),
-        chosen_servers(servers, console=console, data=data),
+        options.read(console),
         calls=calls,
         concurrency=concurrency,
         timeout_s=timeout,
