@@ -322,7 +322,7 @@ def env_check(
             files = split_files(data)
             opened = [stack.enter_context(open_tasks(config, file)) for file in files]
             given = opened[0] if len(opened) == 1 else DiskList(islice(chain(*opened), config.data.max_tasks))
-        # Where a cassette answers, the servers are not what episodes meet.
+        # If a cassette answers, the servers are not what episodes meet.
         isolation: tuple[ServerIsolation, ...] = ()
         if not _plays_cassette(config):
             isolation = check_isolation(config, allow_writes=allow_writes, console=console)

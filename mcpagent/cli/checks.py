@@ -84,18 +84,16 @@ def doctor(
 
 
 def _checked(checks: Sequence[CheckResult]) -> Iterator[Block]:
-    from mcpagent.console import Table
-    from mcpagent.core.records import CheckStatus
-
-    rows = [(check.status.value, check.name, check.detail) for check in checks]
-    yield Table("mcpagent doctor", ("", "Check", "Detail"), rows, is_text=True)
+    for check in checks:
+        yield from _one_check(check)
     counts = Counter(check.status.value for check in checks)
     yield ", ".join(f"{count} {status}" for status, count in counts.items())
-    wrong = [check for check in checks if check.status in (CheckStatus.FAIL, CheckStatus.WARN)]
-    if wrong:
-        yield "To fix it:"
-    for check in wrong:
-        yield f"  {check.name}: {check.remedy}"
+
+
+def _one_check(result: CheckResult) -> Iterator[Block]:
+    yield f"{result.status.value:<5} {result.name}: {result.detail}"
+    if result.remedy is not None:
+        yield f"      {result.remedy}"
 
 
 env_app = group_app("Check the environment, or serve its episodes.")
@@ -188,8 +186,7 @@ def _verdicts(outcome: EnvCheckOutcome) -> Iterator[Block]:
         yield f"{counted(outcome.n_tasks, 'task')} from {outcome.source}"
     for result in outcome.checks:
         yield from _one_check(result)
-    if outcome.isolation:
-        yield from _isolation(outcome.isolation)
+    yield from _isolation(outcome.isolation)
     if outcome.failing:
         yield "failing tasks:"
     for task_id, names in list(outcome.failing.items())[:_SHOWN]:
@@ -198,20 +195,13 @@ def _verdicts(outcome: EnvCheckOutcome) -> Iterator[Block]:
         yield f"  and {len(outcome.failing) - _SHOWN} more (--json lists all)"
 
 
-def _one_check(result: CheckResult) -> Iterator[Block]:
-    yield f"{result.status.value:<5} {result.name}: {result.detail}"
-    if result.remedy is not None:
-        yield f"      {result.remedy}"
-
-
 def _isolation(servers: Sequence[ServerIsolation]) -> Iterator[Block]:
-    from mcpagent.console import Table
-
     for server in servers:
         yield from _one_check(server.check)
         verdict = server.verdict
         if verdict is None:
             continue
+        yield f"      an instance for each episode: {server.forecast}"
         if verdict.writes:
             yield f"      the probe wrote {verdict.probe_text!r} with {', '.join(verdict.writes)}"
         if verdict.left:
@@ -221,13 +211,6 @@ def _isolation(servers: Sequence[ServerIsolation]) -> Iterator[Block]:
             tools_by_reason.setdefault(reason, []).append(tool)
         for reason, tools in tools_by_reason.items():
             yield f"      not judged: {', '.join(tools)}: {reason}"
-    rows = [
-        (v.server, v.recommended, v.state.value, server.forecast)
-        for server in servers
-        if (v := server.verdict) is not None
-    ]
-    columns = ("Server", "Recommended", "State", "An instance for every episode")
-    yield Table("Isolation", columns, rows, is_text=True)
 
 
 smoke_app = command_app()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,8 @@ def test_a_server_that_does_not_start_fails_alone_and_its_command_is_the_remedy(
     path = _mcp_json(tmp_path, {"echo": _echo(), "gone": {"command": "no-such-command", "args": ["-x"]}})
     done = _run("--servers", str(path), COLUMNS="200")
     assert done.returncode == 1
-    assert "gone: no-such-command -x" in done.stdout
+    failed, remedy = next(pair for pair in pairwise(done.stdout.splitlines()) if pair[0].startswith("fail"))
+    assert failed.startswith("fail  server gone: ") and remedy.strip() == "no-such-command -x"
     checks = _by_name(doctor(servers=path))
     assert checks["server echo"].status is CheckStatus.PASS
     assert "tools in" in checks["server echo"].detail
