@@ -34,62 +34,90 @@ class Verdict(Record):
     rule: str
 
 
+# Whether a criterion holds, None if that was not measured, and the numbers behind it.
+Finding = tuple[bool | None, str]
+
+
 def judge(run: RunView) -> list[Verdict]:
     """Return a verdict on every criterion, in the order of the page."""
-    criteria: list[Callable[[RunView], Verdict]] = [
-        _completion,
-        _improvement,
-        _reward_rising,
-        _kl_bounded,
-        _memory_flat,
-        _unscored,
-        _over_mcp,
+    how = "Sampled" if run.suffix else "Greedy"
+    criteria: list[tuple[str, Callable[[RunView], Finding], str]] = [
+        (
+            "More than half of the tasks completed",
+            _completion,
+            f"{how} success on {run.split} tasks, unscored episodes counted as failed: the whole 95% "
+            f"interval lies above {COMPLETION:.0%}.",
+        ),
+        (
+            "Better than before training",
+            _improvement,
+            f"{how} success after minus before, paired by task: the whole 95% interval lies above zero.",
+        ),
+        (
+            "Reward rising",
+            _reward_rising,
+            "Mean reward of the last third of the steps minus that of the first third: the whole 95% "
+            "interval lies above zero (steps resampled within each third).",
+        ),
+        (
+            "KL bounded",
+            _kl_bounded,
+            f"KL to the reference stays at or below {kl_limit(run):g} nats per token at every step "
+            f"({KL_LIMIT:g}, or twice grpo.target_kl if that is more).",
+        ),
+        (
+            "Memory flat",
+            _memory_flat,
+            "A straight line through the resident memory of the second half of the steps rises by less than "
+            f"{MEMORY_GROWTH:.0%}, or {MEMORY_SLACK_MIB:.0f} MiB if that is more.",
+        ),
+        (
+            "Few unscored episodes",
+            _unscored,
+            f"No step and no evaluation lost more than {UNSCORED_SHARE:.0%} of its episodes to "
+            "infrastructure.",
+        ),
+        (
+            "Every tool result came over MCP",
+            _over_mcp,
+            "Every result of a server that stamps its results carries the server's nonce in its _meta. "
+            "Results that a cassette replayed are not evidence.",
+        ),
     ]
-    return [criterion(run) for criterion in criteria]
+    outcomes: dict[bool | None, Outcome] = {True: "pass", False: "fail", None: "not measured"}
+    verdicts: list[Verdict] = []
+    for name, criterion, rule in criteria:
+        holds, evidence = criterion(run)
+        verdicts.append(Verdict(name=name, outcome=outcomes[holds], evidence=evidence, rule=rule))
+    return verdicts
 
 
-def _completion(run: RunView) -> Verdict:
-    rule = (
-        f"{_how(run)} success on {run.split} tasks, unscored episodes counted as failed: the whole 95% "
-        f"interval lies above {COMPLETION:.0%}."
-    )
-    name = "More than half of the tasks completed"
+def _completion(run: RunView) -> Finding:
     evaluation = run.evaluations.get(AFTER + run.suffix)
     metric = evaluation.metrics["task_success"] if evaluation else None
     if metric is None or metric.value is None or metric.ci_low is None:
-        return _verdict(name, "not measured", _no_evaluation(run, "of the trained model"), rule)
-    evidence = f"{rate(metric)} of {metric.n} tasks"
-    return _verdict(name, _outcome(metric.ci_low > COMPLETION), evidence, rule)
+        return None, _no_evaluation(run, "of the trained model")
+    return metric.ci_low > COMPLETION, f"{rate(metric)} of {metric.n} tasks"
 
 
-def _improvement(run: RunView) -> Verdict:
-    rule = f"{_how(run)} success after minus before, paired by task: the whole 95% interval lies above zero."
-    name = "Better than before training"
+def _improvement(run: RunView) -> Finding:
     before, after = (run.evaluations.get(side + run.suffix) for side in (BEFORE, AFTER))
     comparison = compare_or_none(before, after)
     if comparison is None:
-        return _verdict(name, "not measured", _no_evaluation(run, "before and after on the same tasks"), rule)
+        return None, _no_evaluation(run, "before and after on the same tasks")
     if comparison.why_no_verdict is not None:
-        return _verdict(name, "not measured", f"a before, b after: {comparison.why_no_verdict}", rule)
+        return None, f"a before, b after: {comparison.why_no_verdict}"
     gain = comparison.difference
     if gain.value is None or gain.ci_low is None or gain.ci_high is None:
-        return _verdict(name, "not measured", "too few tasks for an interval", rule)
-    evidence = (
-        f"{change(gain, ' points')}; "
-        f"{comparison.wins} tasks won, {comparison.losses} lost, {comparison.ties} unchanged"
-    )
-    return _verdict(name, _outcome(gain.ci_low > 0), evidence, rule)
+        return None, "too few tasks for an interval"
+    tasks = f"{comparison.wins} tasks won, {comparison.losses} lost, {comparison.ties} unchanged"
+    return gain.ci_low > 0, f"{change(gain, ' points')}; {tasks}"
 
 
-def _reward_rising(run: RunView) -> Verdict:
-    rule = (
-        "Mean reward of the last third of the steps minus that of the first third: the whole 95% interval "
-        "lies above zero (steps resampled within each third)."
-    )
-    name = "Reward rising"
+def _reward_rising(run: RunView) -> Finding:
     rewards = run.values("reward_mean")
     if len(rewards) < MIN_STEPS:
-        return _verdict(name, "not measured", f"{len(rewards)} steps with a reward, {MIN_STEPS} needed", rule)
+        return None, f"{len(rewards)} steps with a reward, {MIN_STEPS} needed"
     third = len(rewards) // 3
     early, late = rewards[:third], rewards[-third:]
     gain = unpaired_difference(early, late, seed=0)
@@ -98,7 +126,7 @@ def _reward_rising(run: RunView) -> Verdict:
         f"{np.mean(early):.3f} → {np.mean(late):.3f}, a change of {number(gain.value, signed=True)} "
         f"[{number(gain.ci_low, signed=True)}, {number(gain.ci_high, signed=True)}]"
     )
-    return _verdict(name, _outcome(gain.ci_low > 0), evidence, rule)
+    return gain.ci_low > 0, evidence
 
 
 def kl_limit(run: RunView) -> float:
@@ -109,43 +137,29 @@ def kl_limit(run: RunView) -> float:
     return max(KL_LIMIT, 2 * target) if isinstance(target, int | float) else KL_LIMIT
 
 
-def _kl_bounded(run: RunView) -> Verdict:
-    limit = kl_limit(run)
-    rule = (
-        f"KL to the reference stays at or below {limit:g} nats per token at every step "
-        f"({KL_LIMIT:g}, or twice grpo.target_kl if that is more)."
-    )
-    name = "KL bounded"
+def _kl_bounded(run: RunView) -> Finding:
     values = run.values("kl")
     if not values:
-        return _verdict(name, "not measured", "no step reported a KL", rule)
+        return None, "no step reported a KL"
     evidence = f"highest {max(values):.3f}, last {values[-1]:.3f} over {len(values)} steps"
-    return _verdict(name, _outcome(max(values) <= limit), evidence, rule)
+    return max(values) <= kl_limit(run), evidence
 
 
-def _memory_flat(run: RunView) -> Verdict:
-    rule = (
-        "A straight line through the resident memory of the second half of the steps rises by less than "
-        f"{MEMORY_GROWTH:.0%}, or {MEMORY_SLACK_MIB:.0f} MiB if that is more."
-    )
-    name = "Memory flat"
+def _memory_flat(run: RunView) -> Finding:
     values = run.values("rss_mb")
     half = np.array(values[len(values) // 2 :])
     if len(values) < MIN_STEPS:
-        return _verdict(name, "not measured", f"{len(values)} steps with memory, {MIN_STEPS} needed", rule)
+        return None, f"{len(values)} steps with memory, {MIN_STEPS} needed"
     slope, start = np.polyfit(np.arange(len(half)), half, 1)
     risen = float(slope) * (len(half) - 1)
     evidence = (
         f"{percent(risen / float(start), signed=True)} ({risen:+,.0f} MiB) over the last {len(half)} steps; "
         f"peak {max(values):,.0f} MiB"
     )
-    is_flat = risen < max(MEMORY_GROWTH * float(start), MEMORY_SLACK_MIB)
-    return _verdict(name, _outcome(is_flat), evidence, rule)
+    return risen < max(MEMORY_GROWTH * float(start), MEMORY_SLACK_MIB), evidence
 
 
-def _unscored(run: RunView) -> Verdict:
-    rule = f"No step and no evaluation lost more than {UNSCORED_SHARE:.0%} of its episodes to infrastructure."
-    title = "Few unscored episodes"
+def _unscored(run: RunView) -> Finding:
     counts = [
         (lost, done, f"step {row['step']}")
         for row, lost, done in zip(run.steps, run.series("unscored"), run.series("episodes"), strict=True)
@@ -154,38 +168,33 @@ def _unscored(run: RunView) -> Verdict:
     evaluations = {**run.validations, **run.evaluations}
     counts += [(float(e.unscored), float(e.n_episodes), n) for n, e in evaluations.items() if e.n_episodes]
     if not counts:
-        return _verdict(title, "not measured", "no step and no evaluation counted its episodes", rule)
+        return None, "no step and no evaluation counted its episodes"
     lost, done = sum(c[0] for c in counts), sum(c[1] for c in counts)
     worst = max(counts, key=lambda c: c[0] / c[1])
     evidence = f"{lost:,.0f} of {done:,.0f} episodes"
     if lost:
         evidence += f"; the worst was {worst[2]} with {worst[0]:,.0f} of {worst[1]:,.0f}"
-    return _verdict(title, _outcome(worst[0] / worst[1] <= UNSCORED_SHARE), evidence, rule)
+    return worst[0] / worst[1] <= UNSCORED_SHARE, evidence
 
 
-def _over_mcp(run: RunView) -> Verdict:
-    rule = (
-        "Every result of a server that stamps its results carries the server's nonce in its _meta. Results "
-        "that a cassette replayed are not evidence."
-    )
-    name = "Every tool result came over MCP"
+def _over_mcp(run: RunView) -> Finding:
     nonces = run.nonces
     stamping = {server for server, count in nonces.stamped.items() if count}
     silent = sorted(nonces.results.keys() - stamping)
     replayed = nonces.replayed.total()
     if replayed and not nonces.results:
-        return _verdict(name, "not measured", f"all {replayed:,} results were replayed from a cassette", rule)
+        return None, f"all {replayed:,} results were replayed from a cassette"
     if not nonces.results:
-        return _verdict(name, "not measured", "no stored trajectory holds a tool result", rule)
+        return None, "no stored trajectory holds a tool result"
     if not stamping:
-        return _verdict(name, "not measured", f"no server stamps its results ({', '.join(silent)})", rule)
+        return None, f"no server stamps its results ({', '.join(silent)})"
     results, stamped = sum(nonces.results[s] for s in stamping), nonces.stamped.total()
     evidence = f"{stamped:,} of {results:,} results stamped, in {nonces.trajectories:,} stored trajectories"
     if replayed:
         evidence += f"; {replayed:,} more replayed from a cassette"
     if silent:
         evidence += f"; without stamps: {', '.join(silent)}"
-    return _verdict(name, _outcome(stamped == results), evidence, rule)
+    return stamped == results, evidence
 
 
 def compare_or_none(
@@ -200,20 +209,8 @@ def compare_or_none(
         return None
 
 
-def _how(run: RunView) -> str:
-    return "Sampled" if run.suffix else "Greedy"
-
-
 def _no_evaluation(run: RunView, which: str) -> str:
     return (
         f"no evaluation {which} is stored: mcpagent eval checkpoint {run.path} --data FILE makes one after, "
         f"{run.path}@0 one before"
     )
-
-
-def _verdict(name: str, outcome: Outcome, evidence: str, rule: str) -> Verdict:
-    return Verdict(name=name, outcome=outcome, evidence=evidence, rule=rule)
-
-
-def _outcome(holds: bool) -> Outcome:
-    return "pass" if holds else "fail"
