@@ -28,10 +28,10 @@ class TrainProgress:
         self._config, self._console, self._stack = config, console, ExitStack()
         self._is_grpo = config.algorithm == "grpo"
         self._advance: Advance = lambda amount=1, *, note="": None
-        self._pace = ProgressRate(None)
+        self._pace = ProgressRate(None)  # of the steps
         self._folder: Path | None = None
         self._last, self._episodes, self._last_s = "", 0, 0.0
-        self._part, self._part_done, self._part_pace = "", 0, ProgressRate(None)
+        self._part = "", 0  # the one whose bar is shown before the steps begin, and how much of it is done
         self._has_started = False
 
     @property
@@ -72,14 +72,13 @@ class TrainProgress:
         self._console.note(f"run folder: {path}")
 
     def _on_start(self, done: int, total: int) -> None:
-        self._stack.close()
         if done >= total:
+            self._stack.close()
             self._console.note(
                 f"the run has taken {done} of its {total} steps; raise training.max_steps to continue"
             )
             return
-        title = self._config.method.upper() if self._is_grpo else "supervised"
-        self._advance = self._stack.enter_context(self._console.progress(title, total=total))
+        self._show_bar(self._config.method.upper() if self._is_grpo else "supervised", total)
         self._has_started = True
         self._advance(done)
         self._pace = ProgressRate(total)
@@ -98,19 +97,19 @@ class TrainProgress:
     def _on_part(self, what: str, done: int, total: int) -> None:
         """Show how far a part is: next to the bar of the steps or, before there is one, in a bar of its
         own."""
-        if what != self._part or done <= self._part_done:
-            self._part, self._part_done, self._part_pace = what, 0, ProgressRate(total)
-            if not self._has_started:
-                self._stack.close()
-                self._advance = self._stack.enter_context(self._console.progress(what, total=total))
-        amount, self._part_done = done - self._part_done, done
-        self._part_pace.add(amount)
-        if not self._has_started:
-            self._advance(amount)
+        if self._has_started:
+            self._advance(0, note=f"{self._last}  {what} {done}/{total}".lstrip())
             return
-        left_s = self._part_pace.left_s(time.monotonic())
-        left = f", {duration(left_s)} left" if left_s else ""
-        self._advance(0, note=f"{self._last}  {what} {done}/{total}{left}".lstrip())
+        name, before = self._part
+        if what != name or done <= before:
+            before = 0
+            self._show_bar(what, total)
+        self._advance(done - before)
+        self._part = what, done
+
+    def _show_bar(self, title: str, total: int) -> None:
+        self._stack.close()
+        self._advance = self._stack.enter_context(self._console.progress(title, total=total))
 
     def _on_step(self, record: JsonObject) -> None:
         self._last, self._episodes = step_note(record), 0
