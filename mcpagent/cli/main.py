@@ -7,8 +7,6 @@ import importlib
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
@@ -61,22 +59,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class _Stopped(BaseException):
-    """An interrupt on its way through Typer, which would end the command without a word."""
-
-    def __init__(self, interrupt: KeyboardInterrupt) -> None:
-        super().__init__(interrupt)
-        self.interrupt = interrupt
-
-
-@contextmanager
-def _past_typer() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        raise _Stopped(interrupt) from interrupt
-
-
 class _LazyGroup(typer.core.TyperGroup):
     """Lists its commands by name and line; the module of one is imported when that one is to run."""
 
@@ -88,14 +70,6 @@ class _LazyGroup(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
-
-    def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        with _past_typer():
-            return super().make_context(*arguments, **settings)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _past_typer():
-            return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, registered, rest = super().resolve_command(ctx, args)
@@ -175,8 +149,11 @@ def run() -> None:
         if (failure := disk_error(error, where=None)) is None:
             raise
         _fail(failure)
-    except _Stopped as stopped:
-        _end_interrupted(stopped.interrupt)
+    except SystemExit as end:
+        exit_of_typer = end.__context__  # which ends an interrupted command without a word
+        if exit_of_typer is None or not isinstance(exit_of_typer.__cause__, KeyboardInterrupt):
+            raise
+        _end_interrupted(exit_of_typer.__cause__)
     except KeyboardInterrupt as interrupt:  # before the command began
         _end_interrupted(interrupt)
 
