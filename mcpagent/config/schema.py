@@ -312,7 +312,7 @@ class ToolsConfig(Section):
     pinned: StringTuple = ()  # server.tool or server: offered from the start, next to the search
     result_limit_chars: PositiveInt = 8000  # longer results are cut in the middle
     per_server: dict[str, ServerSection] = {}
-    # Where the tools are not those that the dataset, or the run so far, was made with.
+    # If the tools are not those that the dataset, or the run so far, was made with.
     on_catalog_change: Literal["warn", "refuse"] = "warn"
     cassette: str | None = None  # folder in which answers of tools are recorded; None: every call is live
     # replay: what is recorded is replayed, the rest is called and recorded; strict: no server is started.
