@@ -37,6 +37,8 @@ class SuccessRow(Record):
     evaluation: str  # greedy, sampled, or the name of an evaluation that stands alone
     temperature: float | None
     part: str
+    episodes: int  # of the later evaluation, and how many of them could not be scored
+    unscored: int
     before: Metric | None = None
     after: Metric | None = None
     difference: Metric | None = None
@@ -154,6 +156,8 @@ def _rows_of_pair(name: str, before: EvalResult | None, after: EvalResult | None
             evaluation=name,
             temperature=float(temperature) if isinstance(temperature, int | float) else None,
             part=part,
+            episodes=shown[-1].n_episodes,
+            unscored=shown[-1].unscored,
             before=metrics[0],
             after=metrics[1],
             difference=difference,

@@ -9,8 +9,8 @@ from pathlib import Path
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.tools import NONCE_META_KEY, ToolCall, ToolResult
-from mcpagent.core.trajectory import Judgement, Trajectory, Turn
+from mcpagent.core.tools import ToolCall
+from mcpagent.core.trajectory import Trajectory, Turn
 from mcpagent.evaluate.report.episodes import OUTCOMES, called, gold_calls, question
 from mcpagent.evaluate.report.numbers import number
 from mcpagent.evaluate.report.run_data import TaskPair
@@ -65,20 +65,6 @@ def _side(
         "relative": relative,
         "system_prompt": next(said, None),
         "turns": [_turn(turn, pieces) for turn in trajectory.turns],
-        "judge": None if trajectory.judgement is None else _judge(trajectory.judgement),
-    }
-
-
-def _judge(said: Judgement) -> JsonObject:
-    verdicts = {True: "success", False: "failure", None: "no verdict"}
-    votes = [(f"vote {place}", vote) for place, vote in enumerate(said.votes, start=1)]
-    if said.control is not None:
-        votes.append(("under a rubric that demands the opposite", said.control))
-    return {
-        "model": said.model,
-        "verdict": verdicts[said.verdict],
-        "error": said.error,
-        "votes": [(f"{title}: {verdicts[vote.verdict]}", vote) for title, vote in votes],
     }
 
 
@@ -93,7 +79,7 @@ def _turn(turn: Turn, pieces: Pieces | None) -> JsonObject:
         "text": turn.completion.text,
         "likelihood": likelihood,
         "tokens": _shaded(turn, pieces),
-        "calls": [_call(call, results.get(call.id)) for call in turn.tool_calls],
+        "calls": [(_call_text(call), results.get(call.id)) for call in turn.tool_calls],
         "failures": turn.parse_failures,
         "user_message": turn.user_message,
     }
@@ -115,23 +101,6 @@ def _shaded(turn: Turn, pieces: Pieces | None) -> JsonObject | None:
     }
 
 
-def _call(call: ToolCall, result: ToolResult | None) -> JsonObject:
+def _call_text(call: ToolCall) -> str:
     arguments = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in call.arguments.items())
-    text = f"{called(call)}({arguments})"
-    if result is None:
-        return {"text": text, "result": None}
-    nonce = result.meta.get(NONCE_META_KEY)
-    if result.loaded is not None:
-        source = f"search, {len(result.loaded)} tools loaded"
-    elif result.from_cassette:
-        source = "from cassette"  # no server was asked, so that there is no nonce
-    else:
-        source = "no nonce" if nonce is None else f"nonce {nonce}"
-    facts = (
-        "" if result.failure is None else result.failure.value.replace("_", " "),
-        f"{1000 * result.latency_s:.1f} ms",
-        f"{result.truncated_chars:,} characters cut for the model" if result.truncated_chars else "",
-        source,
-    )
-    note = " · ".join(fact for fact in facts if fact)
-    return {"text": text, "result": result.content, "is_error": result.is_error, "note": note}
+    return f"{called(call)}({arguments})"

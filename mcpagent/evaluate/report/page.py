@@ -6,16 +6,10 @@ import json
 from pathlib import Path
 
 from mcpagent.core.records import JsonObject
-from mcpagent.evaluate.report.document import (
-    SETTINGS,
-    Cost,
-    ReportDocument,
-    document_of,
-)
+from mcpagent.evaluate.report.document import Cost, ReportDocument, document_of
 from mcpagent.evaluate.report.episode_html import episode_html, pair_view, token_pieces
 from mcpagent.evaluate.report.episodes import gold_tasks
-from mcpagent.evaluate.report.numbers import change, percent
-from mcpagent.evaluate.report.run_data import AFTER, RunView, choose, read_run
+from mcpagent.evaluate.report.run_data import RunView, choose, read_run
 from mcpagent.evaluate.report.tables import (
     breakdown_tables,
     certificate_table,
@@ -66,7 +60,7 @@ def summary_html(run: RunView, document: ReportDocument) -> tuple[str, JsonObjec
     summary = render(
         "report.html",
         document=document,
-        tiles=_tiles(run, document),
+        cost=cost_text(document.cost),
         tables_of_results=[*measures_table(document), *breakdown_tables(document.breakdown)],
         tables_of_training=[
             *terms_table(document),
@@ -95,31 +89,6 @@ def cost_text(cost: Cost) -> str:
         f"{cost.cpu_s:,.0f} CPU seconds" if cost.cpu_s else "",
     ]
     return ", ".join(fact for fact in facts if fact)
-
-
-def _tiles(run: RunView, document: ReportDocument) -> list[JsonObject]:
-    """Return the main numbers: task success, greedy and sampled, and what training took."""
-    tiles: list[JsonObject] = []
-    for row in document.success:
-        evaluation = run.evaluations.get(AFTER + dict(SETTINGS).get(row.evaluation, ""))
-        if row.part != "all" or row.after is None or row.evaluation not in dict(SETTINGS) or not evaluation:
-            continue
-        details = [f"{row.after.n} tasks"]
-        if row.difference is not None:
-            details.insert(0, change(row.difference, " points"))
-        if evaluation.unscored:
-            counts = f"{evaluation.unscored} of {evaluation.n_episodes} episodes"
-            details.append(f"{counts} unscored and counted as failed")
-        tiles.append(
-            {
-                "label": f"{run.split.capitalize()} task success, {row.evaluation}",
-                "before": "" if row.before is None else percent(row.before.value),
-                "value": percent(row.after.value),
-                "detail": ", ".join(details),
-            }
-        )
-    cost = cost_text(document.cost)
-    return [*tiles, {"label": "Training steps", "before": "", "value": f"{len(run.steps):,}", "detail": cost}]
 
 
 def _episodes(run: RunView) -> tuple[JsonObject, JsonObject, int]:

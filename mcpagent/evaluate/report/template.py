@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tools import NONCE_META_KEY
 from mcpagent.evaluate.report import numbers
 
 _SHOWN_CHARS = 4000  # of any one text of an episode; the stored trajectory has the rest
@@ -68,9 +69,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for shown in (numbers.number, numbers.p_value, numbers.rate, numbers.change):
+    for shown in (numbers.number, numbers.percent, numbers.p_value, numbers.rate, numbers.change):
         environment.filters[shown.__name__] = shown
     environment.filters["cut"] = _cut
+    environment.globals["NONCE"] = NONCE_META_KEY
     return environment
 
 
