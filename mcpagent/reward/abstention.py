@@ -35,7 +35,7 @@ _REQUEST = pattern("request")
 _HELP = pattern("help")
 _HARMLESS = pattern("harmless")
 _DONE = pattern("done")
-_NAME = re.compile(r"[A-Z][\w.&'-]*")
+_NAME = re.compile(r"(?<![.!?:;\s])[ \t]+[\"'“‘(*•-]*([A-Z][\w.&'-]*)")  # begins no sentence
 _CODE = re.compile(
     r"\b(?:[A-Z]{2,}[\w-]*|(?=\w*\d)(?=\w*[A-Za-z])\w{2,})\b|\b(?:https?://|www\.)\S+|\S+@\S+\.\w+"
 )
@@ -44,7 +44,6 @@ _ENUMERATOR = re.compile(r"^\s*(?:[-*•]\s*)?[0-9]{1,2}[.)]\s", re.MULTILINE)
 _COMMON = pattern("common")
 # Where one is told to look, or asked, names are examples.
 _ADVICE = pattern("advice")
-_SUBJECT = re.compile(r".*\b(?:(?:i|we)\b|(?:it|he|she) (?:is|was) \w)|\W*(\w+) (?:is|was|\w+s)\b")
 _SMALL = 10  # "I have two tools" tells nothing
 
 
@@ -68,25 +67,17 @@ def abstention_holds(
         return False
     if _invents(text, check, context):
         return False
-    sentences = [part for part in _SENTENCE.split(text) if tokens(part) and not _is_echo(part, context)]
+    said = plain(context.said)  # sentences of which may be said again
+    sentences = [part for part in _SENTENCE.split(text) if tokens(part) and plain(part) not in said]
     if check.value == "replies":
         return bool(sentences) and not set(tokens(text)) <= set(tokens(context.said))
     if line is not None:
         sentences = [part for part in sentences if part.strip() != without_markup(line).strip()]
-    # Before a line that says none one may tell what there is, but neither a deed nor a stranger.
-    clauses = [part for part in _clauses(sentences) if line is None or _is_told(part, context)]
-    if any(_claims(clause, context) for clause in clauses):
+    if any(_claims(clause, context) for clause in _clauses(sentences)):
         return False
     if check.value == "asks":
         return any(_asks(part, check.about) for part in sentences)
-    return line is not None or any(_refuses(part) or _asks_for_help(part) for part in sentences)
-
-
-def _is_told(clause: str, context: AnswerContext) -> bool:
-    """Whether a clause is about oneself, an "it", or what nothing else names: "Zorblax owns them"."""
-    subject = _SUBJECT.match(clause)
-    named = {*WORDS["filler"].split(), *tokens(_sources(context))}
-    return subject is not None and (subject[1] is None or subject[1] not in named)
+    return line is not None or any(_refuses(part) for part in sentences)
 
 
 def _sources(context: AnswerContext) -> str:
@@ -118,7 +109,7 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     text = _without_advice(text)
     names = _CODE.findall(text)
     if check.value != "replies" or _refuses(text):
-        names += _names_inside(text)
+        names += [name.rstrip(".'-&") for name in _NAME.findall(text)]
     names = [name for name in names if not _COMMON.fullmatch(name.casefold().removesuffix("'s"))]
     return any(not {_singular(word) for word in tokens(name)} <= sourced for name in names)
 
@@ -127,30 +118,12 @@ def _without_advice(text: str) -> str:
     return " ".join(part for part in _SENTENCE.split(text) if not _ADVICE.search(part.rstrip().casefold()))
 
 
-def _names_inside(text: str) -> Iterator[str]:
-    """Capitalised words that do not begin a sentence."""
-    for match in _NAME.finditer(text):
-        before = text[: match.start()].rstrip(" \t\"'“‘(*-•")
-        if before and before[-1] not in ".!?:;\n" and "\n" not in text[len(before) : match.start()]:
-            yield match[0].rstrip(".'-&")
-
-
 def _singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") else word
 
 
-def _is_echo(sentence: str, context: AnswerContext) -> bool:
-    """A sentence of the question, said again."""
-    words = tokens(sentence)
-    return len(words) > 2 and f" {' '.join(words)} " in f" {' '.join(tokens(context.said))} "
-
-
 def _refuses(sentence: str) -> bool:
     return _CANNOT.search(_DENIED.split(_spelt_out(sentence))[0]) is not None
-
-
-def _asks_for_help(sentence: str) -> bool:
-    return sentence.rstrip().endswith("?") and _HELP.search(_spelt_out(sentence)) is not None
 
 
 def _asks(sentence: str, about: Sequence[str]) -> bool:
@@ -168,9 +141,15 @@ def _clauses(sentences: Sequence[str]) -> Iterator[str]:
 
 
 def _claims(clause: str, context: AnswerContext) -> bool:
-    """Whether a clause tells something: it neither refuses nor asks, nor speaks of the tools or oneself."""
+    """Whether a clause tells something that nothing has shown: it neither refuses nor asks, nor speaks of the
+    tools or oneself."""
     harmless = (_REQUEST, _HELP, _HARMLESS, _ADVICE)
-    return not _refuses(clause) and not any(pattern.search(clause) for pattern in harmless)
+    if _refuses(clause) or any(pattern.search(clause) for pattern in harmless):
+        return False
+    seen = " ".join(f"{result.content} {result.tool.replace('_', ' ')}" for result in context.results)
+    shown = {_singular(word) for word in tokens(seen)}
+    told = {_singular(word) for word in tokens(clause)} - {_singular(w) for w in WORDS["filler"].split()}
+    return not shown or not told <= shown
 
 
 def _spelt_out(text: str) -> str:

@@ -20,7 +20,7 @@ from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.abstention import abstention_holds
-from mcpagent.reward.line import blanked, is_given, line_holds, read_answer, unwrapped, value_spans
+from mcpagent.reward.line import blanked, is_given, read_answer, unwrapped, value_spans
 from mcpagent.reward.phrasing import AnswerContext, denied_after, is_affirmed, is_dump, plain
 from mcpagent.reward.reading import Amount, Span, amounts, canonical, is_conversion
 
@@ -74,7 +74,7 @@ def answer_holds(
         facts = [context.reference] if context.reference else []
         return _is_found(str(value), line) and (on_line or _is_answer(check, line, facts, context))
     if on_line:
-        return line_holds(check, accepted, line, replace(context, on_line=True))
+        return is_given(check, accepted, read_answer(line, check), replace(context, on_line=True))
     if check.type == "string":
         return any(plain(str(each)) == plain(answer) for each in accepted)
     return any(_text_holds(check, each, answer, context) for each in accepted)
@@ -167,16 +167,9 @@ def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerCon
 
 def _without_remarks(text: str, stated: Sequence[Span]) -> str:
     """A text without the brackets that none of the spans is in."""
-    remarks = [match.span() for match in re.finditer(r"\([^()]*\)", text) if not _is_reading(match[0][1:-1])]
+    remarks = [match.span() for match in re.finditer(r"\([^()]*\)", text)]
     told = [span for span in remarks if not any(span[0] <= start < span[1] for start, _ in stated)]
     return blanked(text, told)
-
-
-def _is_reading(remark: str) -> bool:
-    """Whether a bracket gives an amount with its unit, or a choice, rather than a remark."""
-    told = amounts(remark)
-    whole = len(told) == 1 and told[0].unit is not None and not remark[: told[0].start].strip("≈~= $€£")
-    return remark.startswith("or ") or (whole and told[0].end == len(remark))
 
 
 def _includes_all(facts: Sequence[Any], check: AnswerCheck, text: str, context: AnswerContext) -> bool:

@@ -1,17 +1,16 @@
-"""The answer line, graded alone: it says the value, as the kind of thing that it is, and nothing else.
+"""The answer line, graded alone: it says the value, as the kind of thing that it is, and nothing against it.
 
-What may stand around the value is what says nothing of its own: words of the question and of the tools,
-units, an amount in another unit, and in brackets or behind a preposition what the same record of a result
-shows.
+Beside the value no other of its kind may stand (number, date, name), nor a word that denies, doubts or bounds
+it. Other words are free if a small word opens them ("from bow to stern"), as a verb, or as what is counted.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import lru_cache
 from typing import Any
 
 from mcpagent.core.answer_line import written_answer
@@ -46,43 +45,67 @@ from mcpagent.reward.reading import (
 MAX_LINE_WORDS = 40  # and what the value takes
 _MAX_OTHER_WORDS = 8  # of the value's record
 _FEW_WORDS = 5
-_BLANK, _ODD = "\0", "\x01"
+_BLANK = "\0"
 
 # ", not B" and "than B" say nothing of what is right.
 _CONTRAST = pattern("contrast")
 _SAFE = frozenset(WORDS["filler"].split()) | UNSAID | LEGAL
 _LABEL = re.compile(r"(?:^|[\"'{,;|\n])\s*([A-Za-z_][A-Za-z_ ]{0,30})[\"']?\s*[:=]")
 _HEAD = re.compile(r"\A[^\n]*[|;][^\n]*\n|^[^\n]*\|[^\n]*\n(?=[ |:-]*-[ |:-]*\n)", re.MULTILINE)
-_PREPOSITION = pattern("preposition")
-_BRACKETS = re.compile(r"\([^()]*\)")
 _FALLING = pattern("falling")
 _RATE = pattern("rate")
 _OUT_OF = re.compile(r"(?<=\d) (?:out )?of (?:the )?\d+\b(?![-.,/:]\d)|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])")
 _ENUMERATOR = re.compile(r"(?:^|(?<=[\s,;(\"]))\(?(\d{1,2})[.)]\s+(?=[^\d\s])", re.MULTILINE)
-_TABLE_HEAD = re.compile(r"^.*\|.*\n[ |:-]*-[ |:-]*\n", re.MULTILINE)
 _TERM = r"[\s()€$£]*\d[\d.,]*\s?[^\W\d_]{0,9}[\s()€$£%]*"
 _SUM = re.compile(rf"^(?:{_TERM}[-+*/×÷])+{_TERM}=\s*(?=\S)|\((?:{_TERM}[-+*/×÷])+{_TERM}\)")
+_SYMBOL = re.compile(r"^[A-Za-z]{1,2} ?= ?")
 _HOURS = pattern("hours")
 _THEN = re.compile(r"\s*(?:->|→|⟶|[<>])\s*")
-# Words that nobody has shown: a verb before the value ("it weighs 3 kg"), what is counted ("3 seats left").
-_TOLD = pattern("told")
-_COUNTED = pattern("counted")
-_LONGER = re.compile(r"\0 ?\x01[a-z]+(?<![sd])(?=\W*(?:and\b|,|$))")  # "folk rock" is no folk
-_PARTS = re.compile(r"([,;&|/\n]|\band\b)")
-_PART = re.compile(r"(?:(?!\band\b)[^,;&|/\n])+")
-_KIN = re.compile(r"of (?:the )?\0")
-_CLAUSE = re.compile(r"[,!:] (?:it|that|this|they|there|the \w+)(?:'s| is| are)\b", re.IGNORECASE)
-_ADVERBIAL = pattern("adverbial")
-_SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
 _MODIFIERS = frozenset(WORDS["modifiers"].split())
+_PIECE = re.compile(
+    r"\0[\0 ]*|\d+(?:[.,]\d+)+|[^\W_]+(?:[-'][^\W_]+)*(?:/[a-z]{1,3}\b)?|[():]|[,;&|/\n]|(?<=\s)-(?=\s)"
+)
+# What may stand ahead of the first value, behind the last one, and between two: letters as `_tags` says.
+_OPENING = r"(?:z?[op][ackopszSxX]+[,:])?[ackops,:]*"
+_LEAD = _OPENING + r"(?:(?:z|^x[op])(?:[ackops][ackops,:]*)?|[acks]x%s)?"
+_VERB, _NOUN = _LEAD % "[ackops,:]*", _LEAD % "[ackops,:]+"  # "folk rock" is no rock
+_TAIL = r"[ks]*(?:[op][acksSx]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?)?|:|\((?:#x|[ackopszSx,:])*+\)[ks]*+)*"
+_AMOUNT_TAIL = r"[xz]?(?:[aks]+[xz]?)?" + _TAIL.replace("S", "SXz").replace("k++z", "[ks]++z")
+_OPEN_TAIL = r"[ackszSX#,:]*(?:[op(].*)?"
+_ITEMS = r"[aks,:]*(?:[opc][aks]*+[,:]?|\([akopsS,:]*+\)[aks,:]*+)*"
+_AROUND = {
+    kind: tuple(map(re.compile, patterns))
+    for kind, patterns in {
+        "amount": (rf"axxp[ackops]*|{_VERB}", _AMOUNT_TAIL, _AMOUNT_TAIL + _VERB),
+        "amounts": (_VERB, _AMOUNT_TAIL, rf"x[ackops]*|{_AMOUNT_TAIL}{_VERB}"),
+        "name": (_NOUN, _TAIL, _TAIL + _NOUN),
+        "names": (_NOUN, _TAIL, rf"[xz][ackops]+|{_TAIL}{_NOUN}"),
+        "code": (rf"x|{_VERB}", _TAIL, _TAIL + _VERB),
+        "choice": (_NOUN, _OPEN_TAIL, _OPEN_TAIL + _NOUN),
+        "items": (_NOUN, _ITEMS, _ITEMS),
+    }.items()
+}
+# In free text: alone, or right behind a name, a word may be another name ("Go and Rust", "folk rock").
+_ANY_WORD, _NO_ITEM = re.compile("[xz]"), re.compile(r"(?<=[^V,])x|x(?=[ckopxzV])|z")
+_SPARE = {"name": re.compile("x(?!,V)|z"), "names": _NO_ITEM, "items": _NO_ITEM}
+_KIN = re.compile(r"[xz][ak]*oa?V")
+_FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
+_SUBJECTS = frozenset(WORDS["subjects"].split())
+_EMPTY = re.compile(r"\W*(?:(?:there|it|they) \w+ )?(?:none|no \w+|nothing|empty)\W*", re.IGNORECASE)
+_AROUND_VALUE = re.compile(r"\(([^()]*V[^()]*)\)")  # such brackets are marks
+_BRACKETS = re.compile(r"\([^()]*\)")
+_SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
 _UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
 _PERIODS = ("second", "minute", "hour", "day", "week", "month")
 _PER = re.compile(rf"\s*(?:[a-z]+ )?(?:per|an?|each|every|/)\s*({'|'.join(_PERIODS)})\b")
 _REASON = pattern("reason")
 _NEGATED = re.compile(r"\b(?:not|no|never|none|cannot|without|\w+n't)\b", re.IGNORECASE)
+_ANY_MORE = re.compile(r"\bany ?(?:more|longer)\b", re.IGNORECASE)
+_STATES = pattern("states")
 _YES = pattern("says_yes")
 _NO = pattern("says_no")
 _COMPARED = pattern("compared")
+_LESS = frozenset(("less", "least", "fewer", "fewest"))
 _LITTLE = tuple(WORDS["little"].split())  # how such words begin
 _ORDINAL = re.compile(r"1st|2nd|3rd|\dth")
 _ORDINALS = (("first", "former", "1st"), ("second", "latter", "2nd"), ("third", "3rd"), ("fourth", "4th"))
@@ -92,15 +115,13 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     """Return an answer as it is read: canonical, "2 out of 5" as 2, "12 + 3 = 15" as 15, 2h05 as 2 hours and
     5 minutes, a numbered list without its numbers, an object of one field as what it holds."""
     text = canonical(unwrapped(text.strip(), check)).strip()
-    if check.type in ("set", "list", "pairs"):
-        text = _TABLE_HEAD.sub("", text)
     numbers = [int(match[1]) for match in _ENUMERATOR.finditer(text)]
     if numbers and numbers == [*range(1, len(numbers) + 1)] and (len(numbers) > 1 or check.type == "set"):
         text = _ENUMERATOR.sub("", text)
     if check.type in ("list", "pairs"):
         text = _THEN.sub(", ", text)
     if check.type == "number":
-        text = _without_or(_OUT_OF.sub("", _SUM.sub("", text)))
+        text = _OUT_OF.sub("", _SUM.sub("", _SYMBOL.sub("", text)))
     unit = check.unit if check.type == "number" else check.value if check.type in ("name", "pairs") else ""
     is_time = bool(_UNIT_OF_TIME & units_of(str(unit or "")))
     if is_time or re.search(r"\d:\d\d", str(unit or "")):
@@ -108,15 +129,6 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = re.sub(r"(?<=\d) ?m\b(?= ?\d+ ?s)|(?<=h)( ?\d+) ?m\b", r"\1 min", text)
     if is_time:
         text = _HOURS.sub(lambda m: f"{m[1]} h {m[2]} min" + (f" {m[3]} s" if m[3] else ""), text)
-    return text
-
-
-def _without_or(text: str) -> str:
-    """A text in which no "or" stands before an amount that says the one before in another unit."""
-    told = amounts(text)
-    for before, after in reversed([*pairwise(told)]):
-        if is_conversion(after, before) and text[before.end : after.start].strip(" ,(") == "or":
-            text = f"{text[: before.end]}, {text[after.start :]}"
     return text
 
 
@@ -139,13 +151,8 @@ def unwrapped(text: str, check: AnswerCheck) -> str:
     return written_answer(value)
 
 
-def line_holds(check: AnswerCheck, values: Sequence[Any], line: str, context: AnswerContext) -> bool:
-    """Whether an answer line gives one of `values`: that of the check, and others that are right too."""
-    return is_given(check, values, read_answer(line, check), context)
-
-
 def is_given(check: AnswerCheck, values: Sequence[Any], text: str, context: AnswerContext) -> bool:
-    """The same of a text that has been read."""
+    """Whether a text that has been read gives one of `values`, which are all right."""
     if check.unit:
         context = replace(context, said=f"{context.said} {check.unit}")
     if holds_json(text) and not any(holds_json(format_value(value)) for value in values):
@@ -169,26 +176,23 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 return False
             text = text.replace(f" of the {len(check.options)}", "")
             targets = [_short(value, check.options)]
-            return not _is_opposite(text, context.said) and _is_bare(text, spans, targets, context)
+            return not _is_opposite(text, context.said) and _is_bare(
+                text, spans, targets, context, kind="choice"
+            )
         case "pairs":
             text = re.sub(r"'s? (?=\w)", " ", text)
             units = _units_for(check, context, may_be_percent=True)
             spans = pair_spans(value, text, tolerance=check.tolerance, units=units)
             things = list(value) if is_json_object(value) else []
             targets = [part for t in things for part in (_short(t, things), value[t])]
-            return spans is not None and _is_bare(text, spans, targets, context, is_quoted=False)
+            kind = "amounts" if things and all(map(_is_amount, value.values())) else "names"
+            return spans is not None and _is_bare(text, spans, targets, context, kind=kind, is_quoted=False)
         case "set" | "list" | "must_include":
             items: list[Any] = list(value) if is_json_array(value) else [value]
             if not items:
-                return (
-                    re.fullmatch(
-                        r"\W*(?:(?:there|it|they) \w+ )?(?:none|no \w+|nothing|empty)\W*", text, re.I
-                    )
-                    is not None
-                )
-            context = replace(context, is_lenient=False)  # a word may be one item more
+                return _EMPTY.fullmatch(text) is not None
             spans = item_spans(items, text, tolerance=check.tolerance, in_order=check.type == "list")
-            if spans is None or not _is_bare(text, spans, items, context):
+            if spans is None or not _is_bare(text, spans, items, context, kind="items"):
                 return False
             return check.type == "must_include" or not _other_parts(text, spans)
         case _:
@@ -202,6 +206,8 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
 
 def _is_opposite(text: str, said: str) -> bool:
     """Whether a text compares otherwise than a question for the one that is more does."""
+    if _LESS & set(words(text)) and not _LESS & set(words(canonical(said))):
+        return True
     asked, told = _COMPARED.findall(canonical(said)), _COMPARED.findall(text)
     if not asked or not told or {word[:4] for word in told} & {word[:4] for word in asked}:
         return False
@@ -271,14 +277,19 @@ def polarity(text: str, said: str = "") -> bool | None:
 
 
 def _echoed(text: str, said: str) -> bool | None:
-    said = canonical(said)
-    asked = [_stem(word) for word in words(said) if word not in _SAFE]
-    told = [
-        _stem(word) for word in words(_NEGATED.sub(" ", text)) if word not in _SAFE | {"yet", "any", "more"}
-    ]
-    ends = {word.rstrip("s") for word in words(text)} & {word.rstrip("s") for word in words(said)[-1:]}
-    is_echo = ends and told and asked and asked[-1] in told and set(told) <= set(asked) and " or " not in said
-    return None if not is_echo else _NEGATED.search(text) is None
+    """What a statement says that has the last words of the question: "It hasn't been paid."."""
+    text = _ANY_MORE.sub(" ", text)
+    told = words(_NEGATED.sub(" ", text))
+    if re.search(r" (?:or|than) ", said) or "?" in text or HEDGE.search(" ".join(told)):
+        return None
+    asked = [_stem(word) for word in words(canonical(said)) if word not in _SAFE]
+    is_bare = not _STATES.search(text)  # "works remotely"
+    if is_bare and not {_stem(word) for word in told if word not in _SAFE} <= {*asked}:
+        return None
+    asked = asked[-1:] if is_bare else asked[-2:]
+    opposed = [word for word in told if word.startswith("un") and _stem(word[2:]) in asked]
+    is_echo = opposed or any(_stem(word) in asked for word in told)
+    return (len(_NEGATED.findall(text)) + len(opposed)) % 2 == 0 if is_echo else None
 
 
 def _short(name: Any, names: Sequence[Any]) -> Any:
@@ -386,12 +397,17 @@ def blanked(text: str, spans: Sequence[Span], mark: str = _BLANK) -> str:
     return text
 
 
+def _is_amount(value: Any) -> bool:
+    return as_number(value) is not None or whole_moment(format_value(value)) is not None
+
+
 def _is_bare(
     text: str,
     spans: Sequence[Span],
     targets: Sequence[Any],
     context: AnswerContext,
     *,
+    kind: str = "",
     is_quoted: bool | None = None,
 ) -> bool:
     """Whether nothing but the value is said: what is left says nothing of its own."""
@@ -404,130 +420,154 @@ def _is_bare(
     weekdays = {f"{m.readings[0]:%A}" for m in moments(text) if "day" in m.said}
     rest = re.sub(rf"\b(?:{'|'.join(weekdays)})\b", " ", rest) if weekdays else rest
     dates = [date for target in targets if (date := whole_moment(format_value(target)))]
-    dates_shown = (
-        [m for result in context.results for m in moments(canonical(result.content))] if not dates else []
-    )
+    shown_dates = [m for result in context.results for m in moments(canonical(result.content))]
     for moment in moments(rest):
         is_asked = not is_quoted and any(moment_is(moment, m, precision=None) for m in moments(said))
         is_strict = bool(dates) or context.on_line
-        if is_strict and not (is_asked or any(_agree(moment, value) for value in dates or dates_shown)):
+        if is_strict and not (is_asked or any(_agree(moment, value) for value in dates or shown_dates)):
             return False
         rest = blanked(rest, [(moment.start, moment.end)], " ")
-    is_name = not any(
-        as_number(target) is not None or whole_moment(format_value(target)) for target in targets
-    )
-    told = [a for t in _record_texts(targets, context) for a in amounts(t)] if is_name else []
+    numbers = [number for target in targets if (number := as_number(target)) is not None]
+    if not kind:
+        is_code = all(re.search(r"\d", format_value(target)) for target in targets)
+        kind = "amount" if all(map(_is_amount, targets)) else "code" if is_code else "name"
+    record = [amount for text in _record_texts(targets, context) for amount in amounts(text)]
+    shown = record or [a for result in context.results for a in amounts(canonical(result.content))]
+    labels = {word for result in context.results for word in _labels(result.content)}
     stated = [a for a in amounts(text) if any(start <= a.start < end for start, end in spans)]
     for amount in amounts(rest):
         is_count = len(targets) > 1 and amount.number == len(targets)
         is_repeated = not is_quoted and any(amount.number == other.number for other in amounts(said))
-        is_beside = any(amount.number == other.number for other in told) and _is_within(
-            amount.start, [match.span() for match in _PREPOSITION.finditer(rest)]
+        is_shown = any(amount.number == other.number for other in shown)
+        before = {*words(rest[: amount.start])[-1:]}
+        is_beside = is_shown and bool(
+            (not numbers and rest[amount.start - 1 : amount.start] != _BLANK) or before & labels
         )
+        is_beside |= bool(before & {"the", "all", "these"}) and amount.number in range(2, 10)
         if is_count or is_repeated or is_beside or any(is_conversion(amount, other) for other in stated):
-            rest = blanked(rest, [amount.span])
-    return _says_nothing_else(rest, targets, said, is_quoted, context)
+            rest = blanked(rest, [amount.span], " ")
+    return _says_nothing_else(rest, targets, said, is_quoted, context, kind)
 
 
 def _says_nothing_else(
-    rest: str, targets: Sequence[Any], said: str, is_quoted: bool, context: AnswerContext
+    rest: str, targets: Sequence[Any], said: str, is_quoted: bool, context: AnswerContext, kind: str
 ) -> bool:
-    tools = " ".join(result.tool.replace("_", " ") for result in context.results)
-    heard = {_stem(word) for word in (*words(said), *words(context.offered), *words(tools))}
-    heard |= {"more", "less", "fewer", "lower"} if "differ" in said.casefold() else set()
-    labels = {word for result in context.results for word in _labels(result.content)}
-    strange = [
-        (match.start(), match[0])
-        for match in re.finditer(r"\d+(?:[.,]\d+)+|[^\W_]+", rest)
-        if not (_is_known(match[0], heard, is_quoted) or match[0] in labels)
-        and not (len(targets) > 1 and _ORDINAL.fullmatch(match[0]))
-    ]
-    if not strange or ("who" in words(said) and _KIN.search(rest)):
-        return not strange
-    anywhere = {word for result in context.results for word in words(canonical(result.content))}
-    shown = {word for text in _record_texts(targets, context) for word in words(text)}
-    of_value = {word for target in targets for word in words(canonical(format_value(target)))}
-    is_number = any(as_number(t) is not None for t in targets)
-    is_amount = all(as_number(t) is not None or whole_moment(format_value(t)) for t in targets)
-    beside = [match.span() for match in _PREPOSITION.finditer(rest)]
-    if is_amount and not shown:
-        shown = anywhere  # what was worked out is of all that was seen
-    bracketed = [match.span() for match in _BRACKETS.finditer(rest)] if context.is_lenient else []
-    adverbial = [match.span() for match in _ADVERBIAL.finditer(rest)]
-    told = [match.span() for match in _PART.finditer(rest) if _BLANK in match[0]]
-    is_sentence = bool(told) and bool(words(rest[slice(*told[0])]))  # the value is no bare item of a list
-
-    def is_first(at: int, word: str) -> bool:
-        after = rest[at + len(word) :].lstrip(" ")
-        return not rest[:at].strip(" *\"'(") and (not _SEPARATOR.match(after) or bool(_CLAUSE.match(after)))
-
-    def is_shown(at: int, word: str) -> bool:
-        """Whether a word is of the record of the value, and no value that competes with it."""
-        if word.isdigit() and not is_number and word in shown and len(targets) == 1:
-            return True
-        is_name = word[0].isdigit() or not (word.islower() or is_first(at, word))
-        is_code = word.isdigit() and re.search(r"[^\W\d_]-$", rest[:at]) is not None
-        is_free = (not word[0].isdigit() or is_code) and (is_amount or (is_sentence and at < told[0][0]))
-        return set(words(word)) <= shown and (
-            is_free or _is_within(at, beside if is_name else [*beside, *told])
-        )
-
-    def is_plain(at: int, word: str) -> bool:
-        """Whether a word names nothing."""
-        is_lower = word.islower() or (is_first(at, word) and word.istitle()) or _is_within(at, bracketed)
-        is_said = words(word)[0] in anywhere or (
-            context.on_line and (word in _MODIFIERS or is_number_word(word))
-        )
-        return is_lower and word.isascii() and word.isalpha() and not is_said
-
-    odd: list[tuple[int, str]] = []
-    for at, word in strange:
-        is_label = (word.islower() or is_first(at, word)) and words(word)[0] in labels
-        is_opening = is_first(at, word) and _CLAUSE.match(rest[at + len(word) :].lstrip(" "))
-        is_again = words(word)[0] in of_value and not (is_number and word.isdigit())
-        if is_again or is_label or is_opening or is_shown(at, word):
-            continue
-        if not is_plain(at, word):
-            return False
-        if not _is_within(at, adverbial):
-            odd.append((at, word))
-    for at, _ in reversed(odd):
-        rest = f"{rest[:at]}{_ODD}{rest[at:]}"
+    """Whether the words around the blanked values stand where words say nothing against them."""
+    tags = _tags(rest, targets, said, is_quoted, context, kind)
+    if kind == "name" and "who" in words(said) and _KIN.search(tags):
+        return False
     if not context.on_line or context.is_lenient:
-        return (len(odd) <= _MAX_OTHER_WORDS or context.is_lenient) and not (
-            len(targets) > 1 and _LONGER.search(rest)
-        )
-    for form in (_TOLD, _COUNTED) if is_amount else (_TOLD,):
-        parts = _PARTS.split(rest)
-        rest = "".join(form.sub(lambda m: m[0].replace(_ODD, ""), part) for part in parts)
-    return len(strange) <= _MAX_OTHER_WORDS and _ODD not in rest
+        free = tags.count("x") <= _MAX_OTHER_WORDS or context.is_lenient
+        tags = _SPARE.get(kind, _ANY_WORD).sub("k", tags) if free else tags
+        lead, mark, behind = tags.partition("V")
+        tags = lead.replace("S", "s").replace("(", ",").replace(")", ",") + mark + behind
+    lead, tail, between = _AROUND[kind]
+    while (unwrapped := _AROUND_VALUE.sub(r",\1,", tags)) != tags:
+        tags = unwrapped
+    tags = tags if tags.count("(") == tags.count(")") else tags.replace("(", ",").replace(")", ",")
+    parts = re.split("V+", tags)
+    forms = (lead, *[between] * (len(parts) - 2), tail)
+    return all(form.fullmatch(part) for form, part in zip(forms, parts, strict=True))
 
 
-def _is_within(place: int, spans: Sequence[Span]) -> bool:
-    return any(start <= place < end for start, end in spans)
+def _tags(
+    rest: str, targets: Sequence[Any], said: str, is_quoted: bool, context: AnswerContext, kind: str
+) -> str:
+    """Return the pieces of a text by what they are, a letter each.
+
+    V a value; k a word that says nothing, of the question or of the tools; a an article; c is, has and the
+    like; p a preposition, o of; s a word of the record of the value, S a name of it; x a word that nobody
+    has shown, z such a verb; X a name, or a word of something else; # a number; , : ( ) marks.
+    """
+    is_number = any(as_number(target) is not None for target in targets)
+    of_value = {word for target in targets for word in words(canonical(format_value(target)))}
+    labels = {word for result in context.results for word in _labels(result.content)}
+    # A name among the labels ("Bremen": 14) has rivals there.
+    labels = set[str]() if kind == "name" and of_value <= labels else labels
+    abbreviated = tuple(label for label in labels if len(label) > 2)
+    tools = " ".join(result.tool.replace("_", " ") for result in context.results)
+    heard = {*_stems(said), *_stems(context.offered), *_stems(tools), *map(_stem, labels)}
+    heard |= {_stem(word) for word in of_value if not (is_number and word.isdigit())}
+    heard |= {"more", "less", "fewer", "lower"} if "differ" in said.casefold() else set()
+    anywhere = {word for result in context.results for word in words(canonical(result.content))}
+    # What was worked out is of all that was seen.
+    shown = {word for text in _record_texts(targets, context) for word in words(text)}
+    shown = shown or (anywhere if kind.startswith("amount") else shown)
+    tags = before = ""
+    for piece in _PIECE.finditer(rest):
+        text = piece[0]
+        if not text[0].isalnum():
+            tags += "V" if text[0] == _BLANK else text if text in "():" else ","
+            continue
+        is_first, parts = not tags.strip("("), words(text)
+        is_plain = text.islower() or (is_first and text.istitle())
+        if letter := _FUNCTION_WORDS.get(text.casefold() if is_plain else text):
+            tags += letter
+        elif (is_plain and text.casefold().startswith(abbreviated)) or _is_known(
+            text, parts, heard, is_quoted=is_quoted, kind=kind
+        ):
+            tags += "k"
+        elif set(parts) <= shown and (not is_number or re.search(r"[^\W\d]", text)):
+            tags += "s" if kind.startswith("amount") or (is_plain and not text[0].isdigit()) else "S"
+        else:
+            is_verb = (
+                text.endswith("ly")
+                or before in _SUBJECTS
+                or (text.endswith("s") and (is_first or tags[-1:] in ("k", "s")))
+            )
+            tags += _letter(text, is_plain and not set(parts) & anywhere, is_verb, context.on_line)
+        before = text.casefold()
+    return tags
 
 
-def _labels(content: str) -> set[str]:
+def _letter(word: str, is_plain: bool, is_verb: bool, is_strict: bool) -> str:
+    """The letter of a word that nothing has said."""
+    parts = words(word)
+    if re.search(r"\d", word) or (is_strict and (_MODIFIERS & {*parts} or any(map(is_number_word, parts)))):
+        return "#"
+    if not (is_plain and word.isascii()):
+        return "X"
+    return "z" if is_verb or (word.endswith(("ed", "en", "ing")) and not word.startswith("un")) else "x"
+
+
+@lru_cache(maxsize=512)
+def _labels(content: str) -> frozenset[str]:
     """The words by which a result names its fields."""
     labels = [*_LABEL.findall(content), *_HEAD.findall(content)]
-    return {word for label in labels for word in words(label.replace("_", " "))}
+    return frozenset(word for label in labels for word in words(label.replace("_", " ")))
 
 
-def _is_known(word: str, heard: set[str], is_quoted: bool) -> bool:
-    plain = words(word)[0]
-    if plain in _SAFE or (len(plain) > 1 and plain in units_of(plain)):
+@lru_cache(maxsize=512)
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(map(_stem, words(text)))
+
+
+def _is_known(word: str, parts: Sequence[str], heard: set[str], *, is_quoted: bool, kind: str) -> bool:
+    if (kind == "choice" and word.endswith(("er", "est"))) or (kind != "choice" and _ORDINAL.fullmatch(word)):
         return True
-    return _stem(plain) in heard and not (is_quoted and word[:1].isupper())
+    return all(
+        part in _SAFE
+        or (len(part) > 1 and part in units_of(part))
+        or (_stem(part) in heard and not (is_quoted and word[:1].isupper()))
+        for part in parts
+    )
 
 
+@lru_cache(maxsize=4096)
 def _stem(word: str) -> str:
     word = american(word)
     return word[:5] if len(word) > 5 else word.rstrip("s") or word
 
 
-def _record_texts(targets: Sequence[Any], context: AnswerContext) -> Iterator[str]:
+def _record_texts(targets: Sequence[Any], context: AnswerContext) -> tuple[str, ...]:
     """What the records that show the values say."""
-    for result in context.results:
-        for record in shown_records(result.content):
-            if any(says(target, text) for target in targets for text in record.texts):
-                yield from record.texts
+    return _texts_with(tuple(map(format_value, targets)), tuple(result.content for result in context.results))
+
+
+@lru_cache(maxsize=512)
+def _texts_with(values: tuple[str, ...], contents: tuple[str, ...]) -> tuple[str, ...]:
+    records = [record for content in contents for record in shown_records(content)]
+    told = [
+        record for record in records if any(says(value, text) for value in values for text in record.texts)
+    ]
+    return tuple(text for record in told for text in record.texts)

@@ -50,6 +50,7 @@ _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "−": 
 _SPELT = pattern("spelt")
 _MORE_SPELT = [(re.compile(said, re.IGNORECASE), instead) for said, instead in WORDS["more_spelt"].items()]
 _SCALED = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?)[ -]({'|'.join(WORDS['scales'])})s?\b", re.IGNORECASE)
+_DECIMAL_SCALED = re.compile(r"\b(\d+\.\d+) (1000(?:000)*)\b")  # four point five million
 _FIRST_ONE = re.compile(r"(?<=\d(?:st|nd|rd|th) )1\b")
 _LONG_UNIT = re.compile("|".join(f"({pattern})" for pattern in WORDS["long_units"].values()), re.IGNORECASE)
 _LONG_UNIT_STARTS = tuple(WORDS["long_unit_starts"])  # one of them is in what has a long unit: quick to see
@@ -94,7 +95,9 @@ def canonical(text: str) -> str:
             text = pattern.sub(instead, text)
         # "one" stays a word: it is mostly a pronoun.
         text = "\n".join(_digits(line, "en", threshold=1) for line in text.split("\n"))
-        text = _FIRST_ONE.sub("one", text)
+        text = _DECIMAL_SCALED.sub(lambda m: f"{Decimal(m[1]) * int(m[2]):f}", _FIRST_ONE.sub("one", text))
+    if "pound" in text.lower():  # "nine pounds and eighty pence"
+        text = _LONG_UNIT.sub(_long_unit, text)
     text = _SCALED.sub(_scaled, _AND_A_HALF.sub(_with_half, text))
     text = _COINS.sub(r"\1.\3 \2", text)
     text = _PART_OF_DAY.sub(_on_the_clock, _CLOCK.sub(_clock, text))
@@ -211,8 +214,8 @@ def amounts(text: str) -> tuple[Amount, ...]:
     for moment in moments(text):
         told[moment.start : moment.end] = " " * (moment.end - moment.start)
     for number, start, end in [*located_numbers("".join(told))] or located_numbers(text):
-        amount = _amount(text, number, start, end)
         last = amounts_read[-1] if amounts_read else None
+        amount = _amount(text, number, start, end, last.end if last else 0)
         if last is not None and _MORE_OF_IT.fullmatch(text[last.end : start]) and _is_part(amount, last):
             together = (_base(last.number, last.unit) + _base(amount.number, amount.unit)) / _UNITS[
                 amount.unit or ""
@@ -226,10 +229,10 @@ def amounts(text: str) -> tuple[Amount, ...]:
     return tuple(amounts_read)
 
 
-def _amount(text: str, number: float, start: int, end: int) -> Amount:
+def _amount(text: str, number: float, start: int, end: int, begin: int) -> Amount:
     written = text[start:end]
     decimals = len(written.partition(".")[2]) if "e" not in written.lower() else 9
-    before = _UNIT_BEFORE.search(text[max(0, start - 5) : start])
+    before = _UNIT_BEFORE.search(text[max(begin, start - 5) : start])
     unit = (before[1] or before[3] or before[2].lower()) if before else None
     unit = unit if unit in _UNITS else None
     unit = next((mark for mark in written[:2] if mark in "$€£"), unit)
@@ -382,7 +385,7 @@ _JOINT = r"(?:at|um|à|on|by|from|the|of|around|about|approximately|starting)"
 _WEEKDAY = r"(?:\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\.?,?\s+(?:the\s+)?)?"
 _BETWEEN = rf"(?:T|\s*(?:,| -)?\s*(?:{_JOINT}\s+){{0,2}}\s*|\s*\()"
 _MOMENT = re.compile(
-    rf"{_WEEKDAY}(?:{_DATE})(?:{_BETWEEN}(?:{_TIME}){_ZONE})?"
+    rf"{_WEEKDAY}(?:{_DATE})(?:{_BETWEEN}(?:{_TIME}|\d{{1,2}}\.\d\d\b(?![.,]\d)){_ZONE})?"
     rf"|(?:{_TIME}){_ZONE}(?:{_BETWEEN}{_WEEKDAY}(?:the\s+)?(?:{_DATE}){_ZONE})?",
     re.IGNORECASE,
 )
@@ -420,6 +423,7 @@ def _moment(written: str) -> tuple[frozenset[str], tuple[datetime, ...]] | None:
         lambda m: f"{m[1]}:00" if m[1] else f"{m[2]}:{m[3]}",
         written,
     )
+    written = re.sub(r"(?<![\d.])(\d{1,2})\.(\d\d)$", r"\1:\2", written)
     written = _ZONE_SIGN.sub(lambda m: f"{m[1]}{int(m[2]):02}:{m[3] or '00'}", written)
     written = re.sub(rf"\b{_JOINT}\b|[(]| - ", " ", written, flags=re.IGNORECASE)
     dayfirst = [False, True] if re.search(r"\d/\d{1,2}/\d", written) else ["." in written]
@@ -504,9 +508,10 @@ def name_spans(value: str, text: str) -> list[Span]:
     form or the order of a person's names is not a part of it."""
     spans: list[Span] = []
     for form, is_rotated in _spellings(value):
-        for a, b in _runs(form, _tokens(text)):
-            if not (is_rotated and re.search(r"[/;&|\n]", text[a:b])):
-                spans.append((a, b))
+        if is_rotated and spans:
+            continue  # "Ramon Rossi, Ingrid Rossi" has no "Rossi, Ingrid"
+        apart = r"[/;&|\n\0]" if is_rotated else r"\0"
+        spans += [(a, b) for a, b in _runs(form, _tokens(text)) if not re.search(apart, text[a:b])]
     return _outermost(spans)
 
 

@@ -13,10 +13,12 @@ and 1). What they showed has been fixed since. `eighth` and `ninth` are answers 
 made: of `eighth` 44 of 283 failed with the line and 3 of 252 passed, without it 71 and 4; of `ninth` 43 of
 240 and 3 of 220, without it 66 and 4. `tenth` is of five servers more, written before it was graded: 29 of
 230 failed with the line and 1 of 210 passed, without it 38 and 3 (with the code before: 35, 1, 42 and 3); 11
-of the 29 and none of the wrong ones would have gone to a judge. Not all of that is fixed: the tests of these
-three say how much is left. `eleventh` is of six servers more, written before the code was read: of 202 right
-and 204 wrong ones 20.3% and 2.9% are misjudged with the line, without it 24.3% and 5.4%. Nothing was fitted
-to it.
+of the 29 and none of the wrong ones would have gone to a judge. `eleventh` is of six servers more, written
+before the code was read: of 202 right and 204 wrong ones 20.3% and 2.9% were misjudged with the line, 24.3%
+and 5.4% without it; with the grammar of `line.py`, unseen, 12.9% and 3.4%, 18.8% and 5.4%. `twelfth` is of
+five servers more, written before it was graded: of 139 right and 156 wrong ones 8.6% and 6.4% were misjudged
+with the line, 6.5% and 7.7% without it (with the code before the grammar: 12.2, 7.1, 11.5 and 8.3%).
+Not all of that is fixed: the tests of these five say how much is left.
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
 
@@ -84,27 +86,23 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
         assert len(passed) <= of_wrong * wrong, passed
 
 
-@pytest.mark.parametrize("folder", ["eighth", "ninth"])
-def test_of_answers_to_generated_tasks_no_more_are_misjudged_than_is_known(folder: str) -> None:
-    # Rounding, family names alone, several values in one text.
-    for on_line, of_right, of_wrong in ((True, 0.045, 0.0), (False, 0.14, 0.0)):
+# Rounding, family names alone, several values in one text; words of the world around a value; units of
+# another kind, and what is counted. Shares of right ones that fail and of wrong ones that pass.
+@pytest.mark.parametrize(
+    ("folder", "with_the_line", "without_it"),
+    [
+        ("eighth", (0.04, 0.0), (0.1, 0.0)),
+        ("ninth", (0.03, 0.0), (0.095, 0.0)),
+        ("tenth", (0.03, 0.005), (0.095, 0.01)),
+        ("eleventh", (0.13, 0.03), (0.175, 0.05)),
+        ("twelfth", (0.075, 0.065), (0.06, 0.08)),
+    ],
+)
+def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
+    folder: str, with_the_line: tuple[float, float], without_it: tuple[float, float]
+) -> None:
+    for on_line, (of_right, of_wrong) in ((True, with_the_line), (False, without_it)):
         failed, passed, right, wrong = misjudged(answered_tasks(FOLDER / folder), on_line=on_line)
-        assert len(failed) <= of_right * right, failed
-        assert len(passed) <= of_wrong * wrong, passed
-
-
-def test_of_the_last_set_no_more_are_misjudged_than_is_known() -> None:
-    # Words of the world ("from bow to stern"), remarks in brackets that nobody has shown, "14.30".
-    for on_line, of_right, of_wrong in ((True, 0.1, 0.005), (False, 0.155, 0.015)):
-        failed, passed, right, wrong = misjudged(answered_tasks(FOLDER / "tenth"), on_line=on_line)
-        assert len(failed) <= of_right * right, failed
-        assert len(passed) <= of_wrong * wrong, passed
-
-
-def test_of_the_unseen_set_no_more_are_misjudged_than_is_known() -> None:
-    # Words of the world around a value; units of another kind, which the field's name alone would tell.
-    for on_line, of_right, of_wrong in ((True, 0.205, 0.03), (False, 0.245, 0.055)):
-        failed, passed, right, wrong = misjudged(answered_tasks(FOLDER / "eleventh"), on_line=on_line)
         assert len(failed) <= of_right * right, failed
         assert len(passed) <= of_wrong * wrong, passed
 
