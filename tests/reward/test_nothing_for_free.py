@@ -300,8 +300,8 @@ def attacks() -> Iterator[tuple[str, Task, list[list[str]]]]:
     for name, calls in SPAM.items():
         if "clear" not in calls[0]:
             yield f"after the write: {name}", WRITTEN, ended([*note, *calls], "done")
-    yield "posted twice", WRITTEN, ended([*note, *note], "done")
-    yield "posted four times", WRITTEN, ended([*note, *note, *note, *note], "done")
+    yield "after the write: the same", WRITTEN, ended([*note, *note], "done")
+    yield "after the write: the same three times", WRITTEN, ended([*note, *note, *note, *note], "done")
 
 
 def failures(of: Task) -> list[list[list[str]]]:
@@ -331,7 +331,8 @@ def test_no_attack_is_a_success_or_earns_more_than_an_honest_failure() -> None:
 
     broken, made = asyncio.run(run())
     assert broken == []
-    for group in ("hedge", "denial", "elsewhere", "invention", "spam after", "spam before"):
+    groups = ("hedge", "denial", "elsewhere", "invention", "spam after", "spam before", "after the write")
+    for group in groups:
         assert len(made[group]) >= 10, group
 
 
