@@ -66,13 +66,15 @@ _PIECE = re.compile(
     r"\0[\0 ]*|\d+(?:[.,]\d+)+|[^\W_]+(?:[-'][^\W_]+)*(?:/[a-z]{1,3}\b)?|[():]|[,;&|/\n]|(?<=\s)-(?=\s)"
 )
 # What may stand ahead of the first value, behind the last one, and between two: letters as `_tags` says.
-_OPENING = r"(?:z?[op][ackopszSxX]+[,:])?[ackops,:]*"
-_LEAD = _OPENING + r"(?:(?:z|^x[op])(?:[ackops][ackops,:]*)?|[acks]x%s)?"
+_OPENING = r"(?:z?[op][ackopszSxXN]+[,:])?[ackops,:]*"
+_LEAD = _OPENING + r"(?:(?:(?:[acks]x[acks]*)?z|^x[op])[ackops,:]*|[acks]x%s)?"
 _VERB, _NOUN = _LEAD % "[ackops,:]*", _LEAD % "[ackops,:]+"  # "folk rock" is no rock
-_TAIL = r"[ks]*(?:[op][acksSx]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?)?|:|\((?:#x|[ackopszSx,:])*+\)[ks]*+)*"
-_AMOUNT_TAIL = r"[xz]?(?:[aks]+[xz]?)?" + _TAIL.replace("S", "SXz").replace("k++z", "[ks]++z")
-_OPEN_TAIL = r"[ackszSX#,:]*(?:[op(].*)?"
-_ITEMS = r"[aks,:]*(?:[opc][aks]*+[,:]?|\([akopsS,:]*+\)[aks,:]*+)*"
+_REMARK = r"\((?:#x|x#|[ackopszSxN,:])*+\)[ks]*+"
+_TAIL = rf"[ks]*(?:[op][acksSx]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?|x(?=p))?|:|{_REMARK})*"
+_AFTER = rf"(?:[op][acksSXzx]*+|c[aks]*+z?|,(?:a[aksSXzx]*+|[ks]++z?|x(?=p))?|:|{_REMARK})*"
+_AMOUNT_TAIL = rf"[xz]?(?:[aks]+[xz]?)?[ks]*{_AFTER}"
+_OPEN_TAIL = r"[ackszSXN#,:]*(?:[op(].*)?"
+_ITEMS = r"[aks,:]*(?:[op][aks]*+[,:]?|c[aks]*+z?[,:]?|\([akopsS,:]*+\)[aks,:]*+)*"
 _AROUND = {
     kind: tuple(map(re.compile, patterns))
     for kind, patterns in {
@@ -91,11 +93,15 @@ _SPARE = {"name": re.compile("x(?!,V)|z"), "names": _NO_ITEM, "items": _NO_ITEM}
 _KIN = re.compile(r"[xz][ak]*oa?V")
 _FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
 _SUBJECTS = frozenset(WORDS["subjects"].split())
+_RANGE = re.compile(r"\0 ?(?:-|to|through|until) ?\0")  # "41 to 43" has 42 too
+_FIRST_NAME = re.compile(rf"\b(?!(?:{'|'.join(UNSAID)})\b)(?-i:[A-Z])[^\W\d_]*[. -]+$", re.IGNORECASE)
 _EMPTY = re.compile(r"\W*(?:(?:there|it|they) \w+ )?(?:none|no \w+|nothing|empty)\W*", re.IGNORECASE)
 _AROUND_VALUE = re.compile(r"\(([^()]*V[^()]*)\)")  # such brackets are marks
 _BRACKETS = re.compile(r"\([^()]*\)")
 _SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
 _UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
+_COUNTED = re.compile(r" ([a-z]{2,}[^\Ws]s)\b")
+_FIELD = re.compile(r"([A-Za-z_][\w ]{0,40})[\"']?\s*[:=]\s*[\"']?(-?\d[\d.]*)")
 _PERIODS = ("second", "minute", "hour", "day", "week", "month")
 _PER = re.compile(rf"\s*(?:[a-z]+ )?(?:per|an?|each|every|/)\s*({'|'.join(_PERIODS)})\b")
 _REASON = pattern("reason")
@@ -194,6 +200,8 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             spans = item_spans(items, text, tolerance=check.tolerance, in_order=check.type == "list")
             if spans is None or not _is_bare(text, spans, items, context, kind="items"):
                 return False
+            if check.type == "set" and _RANGE.search(blanked(text, spans)):
+                return False
             return check.type == "must_include" or not _other_parts(text, spans)
         case _:
             text = without_contrast(text)
@@ -230,7 +238,7 @@ def value_spans(
         year = moment.readings[0].year if check.precision == "year" else "no"
         return spans or [m.span() for m in re.finditer(rf"\b{year}\b", text)]
     if check.type in ("name", "string"):
-        return spans_of(format_value(value), text)
+        return spans_of(format_value(value), text) or _family_name_spans(format_value(value), text, context)
     is_whole = (as_number(value) or 0.0).is_integer()
     units = _units_for(check, context, may_be_percent=not (is_strict or is_whole))
     spans = spans_of(value, text, tolerance=check.tolerance, units=units)
@@ -239,18 +247,44 @@ def value_spans(
         spans = spans_of(-target, text, tolerance=check.tolerance, units=units)
     shown = {word for result in context.results for word in words(result.content)} & set(_PERIODS)
     said = set(words(context.said)) & set(_PERIODS) or shown
+    others = _fields_of_others(target, context)
     return [
         span
         for span in spans
         if not ((rate := _PER.match(text, span[1])) and target and said and rate[1] not in said)
+        and not ((thing := _COUNTED.match(text, span[1])) and _stem(thing[1]) in others)
     ]
+
+
+def _family_name_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
+    """Where a text has the family name alone of whom a question asks for, if no other one shown has it."""
+    parts = re.findall(r"[^\W\d_][\w'-]+\b", name.partition(",")[0])
+    if "who" not in words(context.said) or len(name.split()) < 2 or not all(part.istitle() for part in parts):
+        return []
+    contents = [canonical(result.content) for result in context.results]
+    is_shared = any(len(spans_of(parts[-1], told)) != len(spans_of(name, told)) for told in contents)
+    alone = [span for span in spans_of(parts[-1], text) if not _FIRST_NAME.search(text[: span[0]])]
+    return [] if is_shared else alone
+
+
+def _fields_of_others(number: float | None, context: AnswerContext) -> set[str]:
+    """The fields of the results that do not have the number, nor does the question name them."""
+    fields = [field for result in context.results for field in _number_fields(result.content)]
+    own = {word for name, told in fields if told == number for word in name}
+    labels = {_stem(word) for result in context.results for word in _labels(result.content)}
+    return labels - own - _stems(context.said) if own else set()
+
+
+@lru_cache(maxsize=512)
+def _number_fields(content: str) -> tuple[tuple[frozenset[str], float | None], ...]:
+    return tuple((_stems(name.replace("_", " ")), as_number(told)) for name, told in _FIELD.findall(content))
 
 
 def _units_for(check: AnswerCheck, context: AnswerContext, *, may_be_percent: bool) -> Units:
     """What a number may be counted in: the unit of the check, else those that the question names."""
     if check.unit:
         names = units_of(canonical(check.unit)) or units_of(canonical(f"degrees {check.unit}"))
-        return Units(frozenset(names), is_exact=bool(names))
+        return Units(frozenset(names or {check.unit}), is_exact=True)
     names = units_of(canonical(context.said))
     if not names and re.search(r"(?i)\b(?:how many|number of)\b", context.said):
         return Units(frozenset(("pieces",)), is_exact=True)
@@ -280,9 +314,10 @@ def _echoed(text: str, said: str) -> bool | None:
     """What a statement says that has the last words of the question: "It hasn't been paid."."""
     text = _ANY_MORE.sub(" ", text)
     told = words(_NEGATED.sub(" ", text))
-    if re.search(r" (?:or|than) ", said) or "?" in text or HEDGE.search(" ".join(told)):
+    is_other = " than " in said and not re.match(r"(?:it|he|she|they)\b", text.strip(), re.IGNORECASE)
+    if is_other or " or " in said or "?" in text or HEDGE.search(" ".join(told)):
         return None
-    asked = [_stem(word) for word in words(canonical(said)) if word not in _SAFE]
+    asked = [_stem(word) for word in words(canonical(said.partition(" than ")[0])) if word not in _SAFE]
     is_bare = not _STATES.search(text)  # "works remotely"
     if is_bare and not {_stem(word) for word in told if word not in _SAFE} <= {*asked}:
         return None
@@ -460,7 +495,8 @@ def _says_nothing_else(
         free = tags.count("x") <= _MAX_OTHER_WORDS or context.is_lenient
         tags = _SPARE.get(kind, _ANY_WORD).sub("k", tags) if free else tags
         lead, mark, behind = tags.partition("V")
-        tags = lead.replace("S", "s").replace("(", ",").replace(")", ",") + mark + behind
+        lead = re.sub(r"[op]S+|S(?!S*,$)", lambda match: match[0].lower(), lead)  # "Go, Rust" has a rival
+        tags = lead.replace("(", ",").replace(")", ",") + mark + behind
     lead, tail, between = _AROUND[kind]
     while (unwrapped := _AROUND_VALUE.sub(r",\1,", tags)) != tags:
         tags = unwrapped
@@ -477,7 +513,7 @@ def _tags(
 
     V a value; k a word that says nothing, of the question or of the tools; a an article; c is, has and the
     like; p a preposition, o of; s a word of the record of the value, S a name of it; x a word that nobody
-    has shown, z such a verb; X a name, or a word of something else; # a number; , : ( ) marks.
+    has shown, z such a verb, N such a name; X a word of something else; # a number; , : ( ) marks.
     """
     is_number = any(as_number(target) is not None for target in targets)
     of_value = {word for target in targets for word in words(canonical(format_value(target)))}
@@ -515,18 +551,19 @@ def _tags(
                 or before in _SUBJECTS
                 or (text.endswith("s") and (is_first or tags[-1:] in ("k", "s")))
             )
-            tags += _letter(text, is_plain and not set(parts) & anywhere, is_verb, context.on_line)
+            is_new = not set(parts) & anywhere
+            tags += _letter(text, is_plain and is_new, is_new, is_verb, context.on_line)
         before = text.casefold()
     return tags
 
 
-def _letter(word: str, is_plain: bool, is_verb: bool, is_strict: bool) -> str:
+def _letter(word: str, is_plain: bool, is_new: bool, is_verb: bool, is_strict: bool) -> str:
     """The letter of a word that nothing has said."""
     parts = words(word)
     if re.search(r"\d", word) or (is_strict and (_MODIFIERS & {*parts} or any(map(is_number_word, parts)))):
         return "#"
     if not (is_plain and word.isascii()):
-        return "X"
+        return "N" if is_new else "X"
     return "z" if is_verb or (word.endswith(("ed", "en", "ing")) and not word.startswith("un")) else "x"
 
 

@@ -14,6 +14,7 @@ from mcpagent.reward.reading import WORDS, pattern
 
 PHRASE_WORDS = 12  # the longest run of words of a result that an answer may repeat
 _OTHER_VALUES = 2  # values of other fields that an answer may mention beside a fact
+_WORDS_BESIDE_FACTS = 3  # in a record that may be repeated as a whole
 _SHORT_VALUE = 60  # characters; a longer value is a text, of which runs of words count
 _MIN_VALUE = 3  # characters; "a", "of" and the like occur in any answer
 _MAX_VALUES = 5000  # of the results that are looked at, so that a huge result costs no time
@@ -120,6 +121,12 @@ def is_dump(answer: str, facts: Sequence[str], context: AnswerContext, *, is_typ
 
 def _repeats_results(answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
     words = tokens(answer)
+    line = f" {' '.join(words)} "
+    # Names and values of a whole result, whatever marks stand between them.
+    most = len(tokens(" ".join(facts))) + _WORDS_BESIDE_FACTS
+    for result, whole in zip(context.results, context.token_lines, strict=True):
+        if whole in line and len(whole.split()) > most and _is_record(result.content):
+            return True
     expected = [*facts, context.reference or ""]
     length = max(PHRASE_WORDS, *(len(tokens(text)) + 2 for text in expected)) + 1
     if len(words) < length:
@@ -130,6 +137,14 @@ def _repeats_results(answer: str, facts: Sequence[str], context: AnswerContext) 
         if run not in quoted and any(run in text for text in context.token_lines):
             return True
     return False
+
+
+def _is_record(content: str) -> bool:
+    """Whether a result is fields with their values rather than prose: JSON, or lines of `name: value`."""
+    if content[:1] in "{[":
+        return True
+    lines = [line for line in content.splitlines() if line.strip()]
+    return len(lines) > 1 and all(map(_PAIR.match, lines))
 
 
 def _offers_others(answer: str, facts: Sequence[str], context: AnswerContext, *, is_typed: bool) -> bool:

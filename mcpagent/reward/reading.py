@@ -250,6 +250,8 @@ def _amount(text: str, number: float, start: int, end: int, begin: int) -> Amoun
             also.append((number, "gbp"))
     if unit in ("$", "dollar", "dollars"):
         also += [(number, "cad"), (number, "aud")]
+    if unit in ("degree", "degrees"):
+        also += [(number, "celsius"), (number, "fahrenheit")]
     if _POINT_GROUP.fullmatch(written):
         also.append((float(written.replace(".", "")), unit))  # as Germans write it
     return Amount(number, start, end, decimals, unit, tuple(also))
@@ -306,10 +308,11 @@ def _reads(
     if unit is None or not units.names or unit in units.names:
         return _number_is(amount, number, value, tolerance)
     kind = _UNITS[unit][0]
-    same = [name for name in units.names if _is_comparable(kind, _UNITS[name][0])]
+    kinds = {name: _UNITS[name][0] for name in units.names if name in _UNITS}
+    same = [name for name, other in kinds.items() if _is_comparable(kind, other)]
     if not same:
         # An amount of money is one of money; other units may go unsaid in the question.
-        is_other = units.is_exact or any(_UNITS[name][0] in _MONEY for name in units.names)
+        is_other = units.is_exact or not _MONEY.isdisjoint(kinds.values())
         return not is_other and _number_is(amount, number, value, tolerance)
     return any(_number_is(amount, _in_unit(number, unit, other), value, tolerance) for other in same)
 
@@ -507,11 +510,13 @@ def name_spans(value: str, text: str) -> list[Span]:
     and diacritics apart. "Tom Weiss" is tom.weiss, "Fire and Flying" is "Fire, Flying", and a title, a legal
     form or the order of a person's names is not a part of it."""
     spans: list[Span] = []
+    read = {_tokens(text, umlauts) for umlauts in (False, not text.isascii())}  # "Åsen" is Aasen too
     for form, is_rotated in _spellings(value):
         if is_rotated and spans:
             continue  # "Ramon Rossi, Ingrid Rossi" has no "Rossi, Ingrid"
         apart = r"[/;&|\n\0]" if is_rotated else r"\0"
-        spans += [(a, b) for a, b in _runs(form, _tokens(text)) if not re.search(apart, text[a:b])]
+        runs = [run for tokens in read for run in _runs(form, tokens)]
+        spans += [(a, b) for a, b in runs if not re.search(apart, text[a:b])]
     return _outermost(spans)
 
 
@@ -614,7 +619,7 @@ def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = AN
     if (not spans or moment is None) and (quantity := _quantity(written)):
         units = Units(frozenset((quantity.unit or "",)), is_exact=True)
         same = [a for a in amounts(text) if amount_is(a, quantity.number, tolerance=0.0, units=units)]
-        return [a.span for a in same if a.unit or moment is None]
+        return [a.span for a in same if a.unit or moment is None] or (spans if ":" in written else [])
     if moment is not None:
         return spans
     if not spans and len(digits := _digits_of(written)) > 6 and re.fullmatch(r"[\d\s()+./-]+", written):
@@ -624,8 +629,8 @@ def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = AN
 
 def _quantity(written: str) -> Amount | None:
     """The amount that a text is as a whole, with its unit; 3:07 and 0:03:07 are 187 seconds."""
-    if clock := re.fullmatch(r"(?:(\d+):)?(\d+):(\d\d)", written):
-        return Amount(int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + int(clock[3]), 0, 0, unit="s")
+    if clock := re.fullmatch(r"(?:(\d+):)?(\d+):(\d\d(?:\.\d+)?)", written):
+        return Amount(int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + float(clock[3]), 0, 0, unit="s")
     value = canonical(written).strip()
     told = amounts(value)
     is_whole = len(told) == 1 and told[0].end == len(value) and len(value[: told[0].start].strip()) <= 3

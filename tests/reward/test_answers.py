@@ -91,11 +91,11 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "with_the_line", "without_it"),
     [
-        ("eighth", (0.04, 0.0), (0.1, 0.0)),
-        ("ninth", (0.03, 0.0), (0.095, 0.0)),
-        ("tenth", (0.03, 0.005), (0.095, 0.01)),
-        ("eleventh", (0.13, 0.03), (0.175, 0.05)),
-        ("twelfth", (0.075, 0.065), (0.06, 0.08)),
+        ("eighth", (0.036, 0.0), (0.1, 0.0)),
+        ("ninth", (0.03, 0.0), (0.085, 0.0)),
+        ("tenth", (0.018, 0.0), (0.08, 0.005)),
+        ("eleventh", (0.1, 0.01), (0.16, 0.025)),
+        ("twelfth", (0.022, 0.013), (0.036, 0.02)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
