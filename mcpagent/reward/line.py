@@ -71,10 +71,10 @@ _LEAD = _OPENING + r"(?:(?:(?:[acks]x[acks]*)?z|^x[op])[ackops,:]*|[acks]x%s)?"
 _VERB, _NOUN = _LEAD % "[ackops,:]*", _LEAD % "[ackops,:]+"  # "folk rock" is no rock
 _REMARK = r"\((?:#x|x#|[ackopszSxN,:])*+\)[ks]*+"
 _TAIL = rf"[ks]*(?:[op][acksSx]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?|x(?=p))?|:|{_REMARK})*"
-_AFTER = rf"(?:[op][acksSXzx]*+|c[aks]*+z?|,(?:a[aksSXzx]*+|[ks]++z?|x(?=p))?|:|{_REMARK})*"
+_AFTER = rf"(?:[op][acksSXzx]*+|c[aks]*+|,(?:a[aksSXzx]*+|[ks]++z?|x(?=p))?|:|{_REMARK})*"
 _AMOUNT_TAIL = rf"[xz]?(?:[aks]+[xz]?)?[ks]*{_AFTER}"
 _OPEN_TAIL = r"[ackszSXN#,:]*(?:[op(].*)?"
-_ITEMS = r"[aks,:]*(?:[op][aks]*+[,:]?|c[aks]*+z?[,:]?|\([akopsS,:]*+\)[aks,:]*+)*"
+_ITEMS = r"[aks,:]*(?:[op][aks]*+[,:]?|c[aks]*+[,:]?|\([akopsS,:]*+\)[aks,:]*+)*"
 _AROUND = {
     kind: tuple(map(re.compile, patterns))
     for kind, patterns in {
