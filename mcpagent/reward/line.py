@@ -70,7 +70,8 @@ _OPENING = r"(?:z?[op][ackopszSxXN]+[,:])?[ackops,:]*"
 _LEAD = _OPENING + r"(?:(?:(?:[acks]x[acks]*)?z|^x[op])[ackops,:]*|[acks]x%s)?"
 _VERB, _NOUN = _LEAD % "[ackops,:]*", _LEAD % "[ackops,:]+"  # "folk rock" is no rock
 _REMARK = r"\((?:#x|x#|[ackopszSxN,:])*+\)[ks]*+"
-_TAIL = rf"[ks]*(?:[op][acksSx]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?|x(?=p))?|:|{_REMARK})*"
+_SHOWN = _REMARK.replace("N", "")  # next to a name, a name that nobody has shown is a rival
+_TAIL = rf"[ks]*(?:[op][acksSx]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?|x(?=p))?|:|{_SHOWN})*"
 _AFTER = rf"(?:[op][acksSXzx]*+|c[aks]*+|,(?:a[aksSXzx]*+|[ks]++z?|x(?=p))?|:|{_REMARK})*"
 _AMOUNT_TAIL = rf"[xz]?(?:[aks]+[xz]?)?[ks]*{_AFTER}"
 _OPEN_TAIL = r"[ackszSXN#,:]*(?:[op(].*)?"
@@ -90,6 +91,7 @@ _AROUND = {
 # In free text: alone, or right behind a name, a word may be another name ("Go and Rust", "folk rock").
 _ANY_WORD, _NO_ITEM = re.compile("[xz]"), re.compile(r"(?<=[^V,])x|x(?=[ckopxzV])|z")
 _SPARE = {"name": re.compile("x(?!,V)|z"), "names": _NO_ITEM, "items": _NO_ITEM}
+_FIELDS = re.compile(":[ak]*[sSX]")  # "ship: Wind"
 _KIN = re.compile(r"[xz][ak]*oa?V")
 _FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
 _SUBJECTS = frozenset(WORDS["subjects"].split())
@@ -475,8 +477,11 @@ def _is_bare(
         is_repeated = not is_quoted and any(amount.number == other.number for other in amounts(said))
         is_shown = any(amount.number == other.number for other in shown)
         before = {*words(rest[: amount.start])[-1:]}
-        is_beside = is_shown and bool(
-            (not numbers and rest[amount.start - 1 : amount.start] != _BLANK) or before & labels
+        # Several values among others of their records are a paste of these.
+        is_beside = (
+            is_shown
+            and len(targets) == 1
+            and bool((not numbers and rest[amount.start - 1 : amount.start] != _BLANK) or before & labels)
         )
         is_beside |= bool(before & {"the", "all", "these"}) and amount.number in range(2, 10)
         if is_count or is_repeated or is_beside or any(is_conversion(amount, other) for other in stated):
@@ -491,6 +496,8 @@ def _says_nothing_else(
     tags = _tags(rest, targets, said, is_quoted, context, kind)
     if kind == "name" and "who" in words(said) and _KIN.search(tags):
         return False
+    if kind in ("names", "amounts") and _FIELDS.search(tags):
+        return False  # pasted records
     if not context.on_line or context.is_lenient:
         free = tags.count("x") <= _MAX_OTHER_WORDS or context.is_lenient
         tags = _SPARE.get(kind, _ANY_WORD).sub("k", tags) if free else tags

@@ -91,11 +91,11 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "with_the_line", "without_it"),
     [
-        ("eighth", (0.036, 0.0), (0.1, 0.0)),
-        ("ninth", (0.03, 0.0), (0.085, 0.0)),
-        ("tenth", (0.018, 0.0), (0.08, 0.005)),
-        ("eleventh", (0.1, 0.01), (0.16, 0.025)),
-        ("twelfth", (0.022, 0.013), (0.036, 0.02)),
+        ("eighth", (0.039, 0.0), (0.1, 0.0)),
+        ("ninth", (0.03, 0.0), (0.092, 0.0)),
+        ("tenth", (0.035, 0.0), (0.096, 0.005)),
+        ("eleventh", (0.11, 0.01), (0.16, 0.025)),
+        ("twelfth", (0.036, 0.013), (0.036, 0.02)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
