@@ -272,9 +272,9 @@ def _family_name_spans(name: str, text: str, context: AnswerContext) -> list[Spa
 def _fields_of_others(number: float | None, context: AnswerContext) -> set[str]:
     """The fields of the results that do not have the number, nor does the question name them."""
     fields = [field for result in context.results for field in _number_fields(result.content)]
-    unit = {word for name, told in fields if told == number for word in name}
+    of_value = {word for name, told in fields if told == number for word in name}
     labels = {_stem(word) for result in context.results for word in _labels(result.content)}
-    return labels - unit - _stems(context.said) if unit else set()
+    return labels - of_value - _stems(context.said) if of_value else set()
 
 
 @lru_cache(maxsize=512)
