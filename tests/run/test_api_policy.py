@@ -36,14 +36,14 @@ def test_a_rollout_and_an_evaluation_say_what_was_used_and_hold_no_key(tmp_path:
     trajectories = list(read_trajectories(outcome.path))
     assert [t.stop_reason for t in trajectories] == [StopReason.ANSWERED] * 6
     # 100 tokens in and 20 out a request: 300 millionths of a dollar.
-    assert outcome.provenance["api"] == {
+    assert outcome.result.provenance["api"] == {
         "requests": 6,
         "uncertain_requests": 0,
         "input_tokens": 600,
         "output_tokens": 120,
         "cost_usd": pytest.approx(0.0018),
     }
-    assert outcome.provenance["policy"] == {"name": "openai:m", "base_url": running.url}
+    assert outcome.result.provenance["policy"] == {"name": "openai:m", "base_url": running.url}
     assert evaluated.failure is None
     written = out.read_text() + result.read_text() + json.dumps(outcome.as_json())
     assert API_KEY not in written

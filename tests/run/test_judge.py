@@ -91,10 +91,10 @@ def test_a_judge_scores_what_succeeds_is_named_and_asked_only_once(tmp_path: Pat
         trajectories = list(read_trajectories(outcome.path))
         assert [t.reward for t in trajectories] == pytest.approx([1.2] * 4)
         assert [t.term("judge") for t in trajectories] == [1.0] * 4
-        facts = outcome.provenance["judge"]
+        facts = outcome.result.provenance["judge"]
         assert (facts["model"], facts["votes"], facts["temperature"]) == ("scripted", 3, 0.0)
         assert len(facts["prompts_sha256"]) == 64
-        assert facts["identity"] == outcome.provenance["reward"]["judge"]["identity"]
+        assert facts["identity"] == outcome.result.provenance["reward"]["judge"]["identity"]
         # 16 requests of 100 tokens in and 20 out, at 300 millionths of a dollar each.
         assert facts["spend"]["cost_usd"] == pytest.approx(0.0048)
     kept = [*tmp_path.glob("*.jsonl"), *(tmp_path / "outputs" / "api").glob("*")]
