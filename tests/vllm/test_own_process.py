@@ -10,8 +10,12 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import pytest
 
 from mcpagent.config.environment import resource_path
 from mcpagent.models.load import load_tokenizer
@@ -36,6 +40,13 @@ from tests.vllm.world import (
 )
 
 START_S = 400.0
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[str]:
+    """A folder for sockets, whose paths may have 107 characters: that of a test is too deep."""
+    with TemporaryDirectory(prefix="v") as folder:
+        yield folder
 
 
 def settings(folder: Path, **changes: Any) -> VllmSettings:
@@ -86,7 +97,9 @@ with own_engine(json.loads(sys.argv[1]), environment=ENVIRONMENT, device=None) a
 """
 
 
-def test_an_own_engine_ends_when_its_parent_is_killed(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_own_engine_ends_when_its_parent_is_killed(
+    checkpoint: Path, tmp_path: Path, short_tmp: str
+) -> None:
     tiny_model().save_pretrained(tmp_path / "model")
     load_tokenizer(str(checkpoint)).save_pretrained(tmp_path / "model")
     options = json.dumps(engine_options(settings(tmp_path / "model")))
@@ -95,7 +108,7 @@ def test_an_own_engine_ends_when_its_parent_is_killed(checkpoint: Path, tmp_path
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": short_tmp},
     ) as parent:
         assert parent.stdout is not None
         address = parent.stdout.readline().strip()
@@ -120,7 +133,7 @@ def _processes_with(argument: str) -> list[int]:
 
 
 def test_each_of_two_processes_has_an_engine_and_both_serve_what_was_trained(
-    checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path, short_tmp: str
 ) -> None:
     sets = {
         "model.name": checkpoint,
@@ -144,7 +157,7 @@ def test_each_of_two_processes_has_an_engine_and_both_serve_what_was_trained(
         text=True,
         timeout=START_S,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": short_tmp},
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     records = RunFolder.open(tmp_path / "run").metrics()
