@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.judge_check import cohen_kappa
 from mcpagent.reward.record import EpisodeRecord, grade, record_of
 from mcpagent.reward.rule import total_reward
-from mcpagent.run.certify_check import check
 from mcpagent.run.evaluate import evaluate_model, regrade
 from mcpagent.run.judge import open_judge
 from mcpagent.run.judge_check import JudgeCheckOutcome, measure_judge
@@ -31,7 +29,6 @@ from mcpagent.tools.io_thread import IOThread
 from tests.llm.judging import Asked, errs, judging, last_number_is_the_close
 from tests.llm.service import API_KEY, Answer, Received, Script, Service, error, says, service
 from tests.reward.records import CLOSE, QUOTE, episode, made, make_task, turn
-from tests.run.certified import edit_episodes, edit_json, make_certificate, make_run, reseal
 from tests.run.world import config, dataset, samples
 
 pytestmark = pytest.mark.system
@@ -500,117 +497,3 @@ def test_a_run_learns_from_a_judge_alone_and_its_records_say_what_it_was_asked(
             assert t.judgement.identity == run.manifest["reward"]["judge"]["identity"]
             assert t.is_success is (t.task_id == "Ada")
     assert {t.task_id for t in trajectories if t.judgement is not None} == {"Ada", "Bo"}
-
-
-# --- certificates ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certified(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate on tasks that a judge scores alone, and on one that the rule checks first."""
-    place = tmp_path_factory.mktemp("judged")
-    tasks = [left_to_the_judge("Ada"), left_to_the_judge("Bo"), judged(samples(count=6)[5])]
-    with judging(lambda data: "Ada" in data["request"][0]) as running:
-        judge = (
-            "judge.model=scripted",
-            f"judge.base_url={running.url}",
-        )
-        run = make_run(tiny_checkpoint, place, *judge, "training.eval_samples=0")
-        heldout = dataset(place / "judged.jsonl", tasks)
-        made = make_certificate(run, place / "certificate", data=heldout)
-    return made.folder
-
-
-def of_judged(folder: Path, **update: Any) -> None:
-    """Changes what the judge said in every episode that it judged."""
-
-    def edit(played: list[Trajectory]) -> list[Trajectory]:
-        return [
-            t.model_copy(update={"judgement": t.judgement.model_copy(update=update)}) if t.judgement else t
-            for t in played
-        ]
-
-    edit_episodes(folder, "trained", edit)
-
-
-def a_kinder_verdict(folder: Path) -> None:
-    """Verdicts, votes and terms say that everything was approved."""
-
-    def approve(t: Trajectory) -> Trajectory:
-        if t.judgement is None:
-            return t
-        votes = tuple(vote.model_copy(update={"verdict": True}) for vote in t.judgement.votes)
-        judgement = t.judgement.model_copy(update={"verdict": True, "votes": votes})
-        names = ("success", "partial", "judge")
-        terms = tuple(
-            term.model_copy(update={"value": 1.0}) if term.name in names else term for term in t.reward_terms
-        )
-        return t.model_copy(update={"judgement": judgement, "reward_terms": terms})
-
-    edit_episodes(folder, "trained", lambda played: [approve(t) for t in played])
-    reseal(folder)
-
-
-def another_judges_verdicts(folder: Path) -> None:
-    of_judged(folder, identity="0" * 64, model="kinder")
-    reseal(folder)
-
-
-def verdicts_taken_away(folder: Path) -> None:
-    edit_episodes(
-        folder, "trained", lambda played: [t.model_copy(update={"judgement": None}) for t in played]
-    )
-    reseal(folder)
-
-
-def a_verdict_of_another_episode(folder: Path) -> None:
-    kept = [t.judgement for t in read_trajectories(folder / "episodes" / "trained") if t.judgement]
-    of_judged(folder, **dict(kept[0]))
-    reseal(folder)
-
-
-def another_name_for_the_judge(folder: Path) -> None:
-    reseal(folder, lambda document: document["judge"].update(model="better"))
-
-
-def another_rubric_for_any_task(folder: Path) -> None:
-    path = folder / "judge.yaml"
-    path.write_text(path.read_text().replace("does everything", "does something"))
-    reseal(folder)
-
-
-def a_run_with_another_judge(folder: Path) -> None:
-    def other(reward: dict[str, Any]) -> None:
-        reward["judge"] = {**(reward.get("judge") or {}), "identity": "0" * 64}
-
-    edit_json(folder / "run" / "manifest.json", lambda manifest: other(manifest["reward"]))
-    reseal(folder, lambda document: other(document["reward"]))
-
-
-# Each swap, and the check that must name it.
-SWAPPED = {
-    a_kinder_verdict: "episodes",
-    another_judges_verdicts: "episodes",
-    verdicts_taken_away: "episodes",
-    a_verdict_of_another_episode: "episodes",
-    another_name_for_the_judge: "statements",
-    another_rubric_for_any_task: "statements",
-    a_run_with_another_judge: "statements",
-}
-
-
-@pytest.mark.slow
-def test_the_certificate_of_judged_tasks_holds_and_asks_nobody(certified: Path) -> None:
-    assert list(check(certified).frauds) == []
-    judgements = [t.judgement for t in read_trajectories(certified / "episodes" / "trained")]
-    assert any(judgement is not None for judgement in judgements)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("swap", SWAPPED)
-def test_a_judge_that_was_swapped_is_named(
-    swap: Callable[[Path], None], certified: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(certified, tmp_path / "certificate"))
-    swap(folder)
-    assert SWAPPED[swap] in {fraud.name for fraud in check(folder).frauds}
