@@ -1,6 +1,6 @@
 """The answer line, graded alone: it says the value, as the kind of thing that it is, and nothing against it.
 
-Beside the value no other of its kind may stand (number, date, name), nor a word that denies, doubts or bounds
+Next to the value no other of its kind may stand (number, date, name), nor a word that denies, doubts or bounds
 it. Other words are free if a small word opens them ("from bow to stern"), as a verb, or as what is counted.
 """
 
@@ -44,6 +44,7 @@ from mcpagent.reward.reading import (
 
 MAX_LINE_WORDS = 40  # and what the value takes
 _MAX_OTHER_WORDS = 8  # of the value's record
+_MAX_PIECES = 100  # next to a value: matching takes time by the cube of them
 _FEW_WORDS = 5
 _BLANK = "\0"
 
@@ -70,7 +71,7 @@ _OPENING = r"(?:z?[op][ackopszSxXN]+[,:])?[ackops,:]*"
 _LEAD = _OPENING + r"(?:(?:(?:[acks]x[acks]*)?z|^x[op])[ackops,:]*|[acks]x%s)?"
 _VERB, _NOUN = _LEAD % "[ackops,:]*", _LEAD % "[ackops,:]+"  # "folk rock" is no rock
 _REMARK = r"\((?:#x|x#|[ackopszSxN,:])*+\)[ks]*+"
-_SHOWN = _REMARK.replace("N", "")  # next to a name, a name that nobody has shown is a rival
+_SHOWN = _REMARK.replace("N", "")  # next to a name, a name that no result has shown is a rival
 _TAIL = rf"[ks]*(?:[op][acksSx]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?|x(?=p))?|:|{_SHOWN})*"
 _AFTER = rf"(?:[op][acksSXzx]*+|c[aks]*+|,(?:a[aksSXzx]*+|[ks]++z?|x(?=p))?|:|{_REMARK})*"
 _AMOUNT_TAIL = rf"[xz]?(?:[aks]+[xz]?)?[ks]*{_AFTER}"
@@ -509,6 +510,8 @@ def _says_nothing_else(
         tags = unwrapped
     tags = tags if tags.count("(") == tags.count(")") else tags.replace("(", ",").replace(")", ",")
     parts = re.split("V+", tags)
+    if max(map(len, parts)) > _MAX_PIECES:
+        return False
     forms = (lead, *[between] * (len(parts) - 2), tail)
     return all(form.fullmatch(part) for form, part in zip(forms, parts, strict=True))
 
@@ -519,8 +522,8 @@ def _tags(
     """Return the pieces of a text by what they are, a letter each.
 
     V a value; k a word that says nothing, of the question or of the tools; a an article; c is, has and the
-    like; p a preposition, o of; s a word of the record of the value, S a name of it; x a word that nobody
-    has shown, z such a verb, N such a name; X a word of something else; # a number; , : ( ) marks.
+    like; p a preposition, o of; s a word of the record of the value, S a name of it; x a word that no
+    result has shown, z such a verb, N such a name; X a word of something else; # a number; , : ( ) marks.
     """
     is_number = any(as_number(target) is not None for target in targets)
     of_value = {word for target in targets for word in words(canonical(format_value(target)))}

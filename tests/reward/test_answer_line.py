@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from mcpagent.core.answer_line import asks_for_line, split_answer, with_answer_line
 from mcpagent.core.tasks import AnswerCheck
+from mcpagent.core.tools import ToolResult
 from mcpagent.reward.answer import answer_holds
 from mcpagent.reward.phrasing import AnswerContext
 from mcpagent.reward.validate import task_problems
@@ -139,6 +141,22 @@ def test_a_line_is_no_copy_of_a_result() -> None:
     ):
         assert not holds(check, line, "Find the symbol of Torrix."), line
     assert holds(check, "symbol ZPSV", "Find the symbol of Torrix.")
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+@pytest.mark.parametrize("word", ["tons!", "the!", "of the!", "(tons)!", "qux!", "tons,", "Zog!"])
+def test_many_words_without_spaces_take_no_second(word: str, on_line: bool) -> None:
+    shown = ToolResult(
+        call_id="c", server="s", tool="get", content='{"ship": "B", "tons": 1248, "note": "tons"}'
+    )
+    context = AnswerContext(said="What is the weight of A and B?", results=(shown,))
+    for value, text in ((1248, "1248 {} Zog 1248"), ({"A": 3.5, "B": 1248}, "A: 3.5 {} Zog B: 1248")):
+        check = AnswerCheck(type="number" if value == 1248 else "pairs", value=value)
+        said = text.format(900 * word)
+        before_s = time.process_time()
+        is_right = answer_holds(check, f"Answer: {said}" if on_line else said, {}, context, on_line=on_line)
+        assert not (is_right and on_line)
+        assert time.process_time() - before_s < 1
 
 
 def test_without_a_line_there_is_no_answer() -> None:
