@@ -166,17 +166,15 @@ async def generate_with_model(
         observations=await observe(CallCache(pool), usable.values()),
         settings=settings,
     )
-    executor, provenance = (
-        Executor(pool),
-        {
-            "template": "llm",
-            "model": asking.endpoint.model,
-            "backend": asking.endpoint.backend,
-            "prompts_sha256": asking.prompts.sha256,
-            "seed": settings.seed,
-            "catalog_hash": offer.catalog_hash,
-        },
-    )
+    executor = Executor(pool)
+    provenance = {
+        "template": "llm",
+        "model": asking.endpoint.model,
+        "backend": asking.endpoint.backend,
+        "prompts_sha256": asking.prompts.sha256,
+        "seed": settings.seed,
+        "catalog_hash": offer.catalog_hash,
+    }
     run = run_description(settings, asking, offer.catalog_hash)
     read = read_chat if asking.endpoint.backend == "chat" else read_responses
     with Journal(journal_file.path, run=run, read=read, retry_failed=journal_file.retry_failed) as journal:
