@@ -16,15 +16,16 @@ ASKS_FOR_LINE_OR_NONE = (
 NO_ANSWER = "none"
 
 _LINE = re.compile(
-    r"^[\s>*_#`-]*(?:(?:my|the)\s+)?(?:final\s+)?answer[*_]*\s*:[*_]*[ \t]*", re.IGNORECASE | re.MULTILINE
+    r"^[ \t>*_#`-]*(?:(?:my|the)\s+)?(?:final\s+)?answer[*_]*\s*:[*_]*[ \t]*", re.IGNORECASE | re.MULTILINE
 )
 
-# What a polite model adds below its answer.
+_PARAGRAPHS = re.compile(r"\n\s*\n")
+# What a polite model adds below its answer: a paragraph.
 _COURTESY = re.compile(
-    r"\n\s*\n\W*(?:(?:please )?let me know|is there|(?:i )?hope|feel free|thanks?|you're welcome|happy to)"
+    r"\W*(?:(?:please )?let me know|is there|(?:i )?hope|feel free|thanks?|you're welcome|happy to)"
     r"(?:\s+(?:if|you|your|need|want|have|would|like|anything|something|else|more|further|other|questions?|help"
     r"|helps|helped|with|about|this|that|it|i|can|do|for|to|ask|any|assistance|information|details|today|us|me"
-    r"|there|is|in|the|future))*\W*$",
+    r"|there|is|in|the|future))*\W*",
     re.IGNORECASE,
 )
 
@@ -64,6 +65,9 @@ def split_answer(text: str) -> tuple[str, str | None]:
     match = _LINE.search(text)
     if match is None:
         return text, None
-    given = _COURTESY.sub("", text[match.end() :]).strip()
+    first, *more = _PARAGRAPHS.split(text[match.end() :].strip())
+    if more and _COURTESY.fullmatch(more[-1]):
+        more.pop()
+    given = "\n\n".join((first, *more)).strip()
     again = {line.strip() for line in _LINE.split(given)}
     return text[: match.start()].rstrip(), again.pop() if len(again) == 1 else given

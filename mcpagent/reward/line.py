@@ -1,7 +1,8 @@
 """The answer line, graded alone: it says the value, as the kind of thing that it is, and nothing against it.
 
-Next to the value no other of its kind may stand (number, date, name), nor a word that denies, doubts or bounds
-it. Other words are free if a small word opens them ("from bow to stern"), as a verb, or as what is counted.
+Next to the value no other of its kind may stand (number, date, name), nor a word that denies, doubts or
+bounds it. Other words are free if a small word opens them ("from bow to stern"), as a verb, or as what is
+counted.
 """
 
 from __future__ import annotations
@@ -477,7 +478,7 @@ def _is_bare(
         is_count = len(targets) > 1 and amount.number == len(targets)
         is_repeated = not is_quoted and any(amount.number == other.number for other in amounts(said))
         is_shown = any(amount.number == other.number for other in shown)
-        before = {*words(rest[: amount.start])[-1:]}
+        before = {*words(rest[max(0, amount.start - 40) : amount.start])[-1:]}
         # Several values among others of their records are a paste of these.
         is_beside = (
             is_shown

@@ -34,6 +34,7 @@ def pattern(name: str) -> re.Pattern[str]:
 _digits = cast("Callable[..., str]", _alpha2digit)  # it has no types
 Span = tuple[int, int]
 
+_LONG_SPACE = re.compile(r"(\s\s)\s+")  # patterns with spaces take time by the square of it, or more
 _STRUCK = re.compile(r"~~.*?~~|<(del|s|strike)>.*?</\1>|(?:.\u0336)+", re.DOTALL | re.IGNORECASE)
 _MARKS = re.compile(
     r"[*`]+|(?<!\w)_+|_+(?!\w)|^\s*>\s+|\bi\.e\.,?|</?(?:[biup]|em|strong|code|br|span|div|li|[uo]l)\s*/?>",
@@ -74,7 +75,7 @@ _POINT_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")
 def canonical(text: str) -> str:
     """Return `text` without struck-out words, marks of Markdown and LaTeX and invisible characters, with
     straight quotes, the digits 0 to 9 and numbers in digits."""
-    text = _STRUCK.sub(" ", text)
+    text = _STRUCK.sub(" ", _LONG_SPACE.sub(r"\1", text))
     if "\\" in text or "$" in text:
         for mark, instead in _TEX_MARKS:
             text = text.replace(mark, instead)

@@ -144,15 +144,21 @@ def test_a_line_is_no_copy_of_a_result() -> None:
 
 
 @pytest.mark.parametrize("on_line", [True, False])
-@pytest.mark.parametrize("word", ["tons!", "the!", "of the!", "(tons)!", "qux!", "tons,", "Zog!"])
+@pytest.mark.parametrize(
+    "word", ["tons!", "the!", "of the!", "(tons)!", "qux!", "tons,", "Zog!", "\n", "1,", "5/"]
+)
 def test_many_words_without_spaces_take_no_second(word: str, on_line: bool) -> None:
     shown = ToolResult(
         call_id="c", server="s", tool="get", content='{"ship": "B", "tons": 1248, "note": "tons"}'
     )
     context = AnswerContext(said="What is the weight of A and B?", results=(shown,))
-    for value, text in ((1248, "1248 {} Zog 1248"), ({"A": 3.5, "B": 1248}, "A: 3.5 {} Zog B: 1248")):
-        check = AnswerCheck(type="number" if value == 1248 else "pairs", value=value)
-        said = text.format(900 * word)
+    for kind, value, text in (
+        ("number", 1248, "1248 {} Zog 1248"),
+        ("pairs", {"A": 3.5, "B": 1248}, "A: 3.5 {} Zog B: 1248"),
+        ("date", "2026-05-05", "2026-05-05 {} Zog"),
+    ):
+        check = AnswerCheck.model_validate({"type": kind, "value": value})
+        said = text.format(2000 * word)
         before_s = time.process_time()
         is_right = answer_holds(check, f"Answer: {said}" if on_line else said, {}, context, on_line=on_line)
         assert not (is_right and on_line)
