@@ -156,7 +156,8 @@ def opening_ids(renderer: Renderer) -> tuple[int, ...]:
     """Return the tokens with which a call begins, whatever tool it is of."""
     turn = DIALECT_OF[renderer.tool_format].turn
     of_two = (renderer.action_ids(turn("", [(name, {})])) for name in ("get_item", "list_items"))
-    return tuple(ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*of_two, strict=False)))
+    shared = [ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*of_two, strict=False))]
+    return tuple(shared[:-1] or shared)  # the last may be merged with the names of other tools
 
 
 def _opening(renderer: Renderer, score: Score) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mcpagent.demo.warm_start import train_tokenizer
-from mcpagent.env.tool_format import measured_format, open_renderer
+from mcpagent.env.tool_format import measured_format, open_renderer, opening_ids
 from mcpagent.models.probe import Probe, write_probe
 
 PROBE = Probe(token_ids=[[1, 2]], logprobs=[[-0.5]], dtype="float32")
@@ -84,3 +84,18 @@ def test_each_format_is_scored_under_its_own_rendering() -> None:
     instruction = open_renderer(tokenizer(), name="some", tool_format="json").instruction
     assert instruction is not None and instruction in seen[3][0]
     assert seen[0][1].startswith(TAG)
+
+
+def test_what_a_call_begins_with_begins_the_call_of_a_tool_whose_name_is_merged_with_it() -> None:
+    """A tokenizer that has seen the calls of a tool holds what stands before its name and the name as one
+    token."""
+
+    def call(name: str) -> str:
+        return f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+
+    merging = train_tokenizer([call("fmp_get_quote")] * 50, vocab_size=400, catalog_hash="")
+    renderer = open_renderer(merging, name="some")
+    whole = [renderer.action_ids(call(name)) for name in ("fmp_get_quote", "get_item", "zebra")]
+    assert whole[0][1] != whole[1][1], "the name is merged with what stands before it"
+    opening = opening_ids(renderer)
+    assert opening and all(tuple(ids[: len(opening)]) == opening for ids in whole)
