@@ -88,6 +88,15 @@ def test_a_turn_has_room_for_twice_what_the_demonstrations_show(longest_turn: in
     assert f"rollout.max_new_tokens={room}" in plan.settings(minutes=60)["grpo"]
 
 
+def test_more_episodes_a_step_allow_a_larger_rate_by_the_square_root() -> None:
+    of_16, of_64 = (
+        replace(planned(60), batch_size=batch, group_size=group).settings(minutes=60)["grpo"]
+        for batch, group in ((4, 4), (8, 8))
+    )
+    assert "optimization.learning_rate=5.0e-05" in of_16
+    assert "optimization.learning_rate=1.0e-04" in of_64
+
+
 def test_too_few_minutes_are_refused_with_how_many_are_enough() -> None:
     with pytest.raises(UserError, match="minutes are too few") as refused:
         planned(6)
