@@ -31,12 +31,15 @@ def fitted(job: QuickstartJob) -> QuickstartJob:
     is_shaped = any(map(pretrained.has_set, ("training.batch_size", "rollout.group_size")))
     with job.stage("pace", "measure one step", None) as advance:
         pace = measure(job, is_shaped=is_shaped, on_part=parts(advance))
+    tasks = {split: job.out / "data" / f"{split}.jsonl" for split in ("heldout", "validation")}
+    counts = {name: sum(1 for _ in read_tasks(file)) for name, file in tasks.items() if file.is_file()}
     shape = (job.grpo.training.batch_size, job.grpo.rollout.group_size)
     plan = fit(
         pace,
         minutes=pretrained.minutes,
         warm_steps=job.warm_steps if pretrained.has_set("training.max_steps") else None,
-        heldout=sum(1 for _ in read_tasks(job.out / "data" / "heldout.jsonl")),
+        heldout=counts["heldout"],
+        validation=counts.get("validation", 0),
         shapes=(shape,) if is_shaped else SHAPES,
     )
     job.stages.note(str(plan))

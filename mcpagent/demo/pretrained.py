@@ -34,6 +34,7 @@ _GRPO = [
     "training.save_frequency=5",
     "rollout.num_envs=32",
 ]
+_EVAL_EVERY = 5  # steps of GRPO, on the validation tasks: it gives the best of these checkpoints
 # Prompts of a step and attempts at each, the largest first; the one that is measured, by device.
 SHAPES, MEASURED = ((16, 8), (8, 8), (4, 8), (4, 4)), {"cpu": (4, 8)}
 # Of GRPO, for 16 episodes a step; by the square root of their number (Malladi et al. 2022, arXiv 2205.10287).
@@ -109,6 +110,7 @@ class Plan:
     group_size: int
     steps: int
     eval_tasks: int
+    eval_every: int
     max_new_tokens: int
     seconds: Mapping[str, float]
 
@@ -127,6 +129,7 @@ class Plan:
             f"training.max_steps={self.steps}",
             f"optimization.learning_rate={rate:.1e}",
             f"training.eval_tasks={self.eval_tasks}",
+            f"training.eval_every={self.eval_every}",
             f"rollout.max_new_tokens={self.max_new_tokens}",
             f"budget.wall_s={over:.0f}",
         ]
@@ -147,6 +150,7 @@ def fit(
     *,
     minutes: float,
     heldout: int,
+    validation: int,
     shapes: Sequence[tuple[int, int]],
     warm_steps: int | None = None,
 ) -> Plan:
@@ -167,7 +171,7 @@ def fit(
 
     def step_s(shape: tuple[int, int]) -> float:
         measured_s, times = pace.rollout_s + pace.update_s, math.prod(shape) / pace.episodes
-        return measured_s * (_SHARED + (1 - _SHARED) * times)
+        return measured_s * (_SHARED + (1 - _SHARED) * times) + validation * pace.eval_s / _EVAL_EVERY
 
     steps = {shape: int((60 * minutes - around_s) / step_s(shape)) for shape in shapes}
     least = {s: _ENOUGH_STEPS if math.prod(s) > pace.episodes else _FEW_STEPS for s in shapes}
@@ -188,6 +192,7 @@ def fit(
         group_size=group,
         steps=steps[shape],
         eval_tasks=eval_tasks,
+        eval_every=_EVAL_EVERY if validation else 0,
         max_new_tokens=max(_LEAST_NEW_TOKENS, 2 * pace.longest_turn),
         seconds=seconds,
     )

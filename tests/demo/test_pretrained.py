@@ -37,8 +37,8 @@ COUNTS = {"train": 40, "validation": 2, "heldout": 20}
 SHORT = ("training.max_steps=2", "training.batch_size=2", "rollout.group_size=2", "rollout.max_new_tokens=4")
 
 
-def planned(minutes: float, pace: Pace = PACE) -> Any:
-    return fit(pace, minutes=minutes, warm_steps=8, heldout=160, shapes=SHAPES)
+def planned(minutes: float, pace: Pace = PACE, *, validation: int = 0) -> Any:
+    return fit(pace, minutes=minutes, warm_steps=8, heldout=160, validation=validation, shapes=SHAPES)
 
 
 def test_an_hour_is_divided_among_the_parts() -> None:
@@ -76,7 +76,7 @@ def test_the_warm_start_has_as_many_steps_as_a_quarter_of_the_time_allows(
     supervised_s: float, steps: int
 ) -> None:
     pace = replace(PACE, supervised_s=supervised_s)
-    plan = fit(pace, minutes=60 if steps > 8 else 180, heldout=160, shapes=SHAPES)
+    plan = fit(pace, minutes=60 if steps > 8 else 180, heldout=160, validation=0, shapes=SHAPES)
     assert plan.seconds["warm start"] == 10 + steps * supervised_s
     assert plan.settings(minutes=60)["warm_start"] == [f"training.max_steps={steps}"]
     assert f"Warm start: {steps} steps" in str(plan)
@@ -95,6 +95,14 @@ def test_more_episodes_a_step_allow_a_larger_rate_by_the_square_root() -> None:
     )
     assert "optimization.learning_rate=5.0e-05" in of_16
     assert "optimization.learning_rate=1.0e-04" in of_64
+
+
+def test_validation_tasks_are_played_every_five_steps_and_their_time_is_counted() -> None:
+    plan = planned(60, validation=16)
+    assert "training.eval_every=5" in plan.settings(minutes=60)["grpo"]
+    # A step of 60 s, and a fifth of 16 episodes at 1.5 s; 2734 s as above.
+    assert plan.steps == 42 and plan.seconds["GRPO"] == pytest.approx(10 + 42 * (60 + 16 * 1.5 / 5))
+    assert "training.eval_every=0" in planned(60).settings(minutes=60)["grpo"]
 
 
 def test_too_few_minutes_are_refused_with_how_many_are_enough() -> None:
