@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.learning import learn
+from mcpagent.synth.explore.subjects import values_of, widest
 from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
 from mcpagent.synth.explore.walks import Walk
 from mcpagent.synth.generate import server_places, values_by_slot
@@ -85,14 +85,13 @@ async def explore(
     )
     for silence in graph.silences:
         note(silence.sentence)
-    subjects = Subjects(graph.facts)
     made = await explore_dataset(
         pool,
         counts=counts,
         seed=seed,
         on_progress=on_progress,
         learned=Learned(cache, graph),
-        asked=Asked(weights=_WEIGHTS, admits=is_within_reach, subject=subjects.of_fact, named=subjects.named),
+        asked=Asked(weights=_WEIGHTS, admits=is_within_reach, begins_anywhere=False),
     )
     data = replace(made, tasks=disjoint(made.tasks))
     if missing := shortfalls(data.tasks, facts=_facts(data)):
@@ -129,29 +128,6 @@ def _is_named(reference: str, walk: Walk) -> bool:
     )
 
 
-class Subjects:
-    """What calls are about: the value of their parameter, and if a tool takes several, of the one that has
-    the most values; the others say how."""
-
-    def __init__(self, facts: Iterable[Fact]) -> None:
-        values = _values((fact.spec.dotted, fact.arguments) for fact in facts)
-        self._parameter = {tool: _widest(of_tool) for tool, of_tool in values.items()}
-
-    def of_call(self, tool: str, arguments: Mapping[str, Any]) -> str | None:
-        """Return the subject of a call; None if it has none, or an earlier result gives it."""
-        value = arguments.get(self._parameter.get(tool, ""))
-        return None if value is None or reference_texts(value) else format_value(value)
-
-    def of_fact(self, fact: Fact) -> str:
-        """Return the subject of a fact, or its tool if it has none."""
-        return self.of_call(fact.spec.dotted, fact.arguments) or fact.spec.dotted
-
-    def named(self, walk: Walk) -> list[str]:
-        """Return the subjects that the question of a walk names."""
-        calls = ((step.fact.spec.dotted, step.params) for step in walk.steps)
-        return [subject for call in calls if (subject := self.of_call(*call)) is not None]
-
-
 def disjoint(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]:
     """Return the tasks without those that name an entity of another side. Exploring keeps apart what is asked
     about, but a question may begin with what is asked about elsewhere, or tell things apart by it: training
@@ -180,27 +156,14 @@ def _constant_arguments(tasks: Mapping[str, Sequence[Task]]) -> set[str]:
     """Arguments that say nothing of an entity: no call of the tool has another value there, or another
     parameter says what it is about."""
     calls = [json.loads(task.extra_info["about"]) for members in tasks.values() for task in members]
-    values = _values(calls)
+    values = values_of(calls)
     subjects = {
         value
         for of_tool in values.values()
-        for value in of_tool[_widest(of_tool)]
-        if len(of_tool[_widest(of_tool)]) > 1
+        for value in of_tool[widest(of_tool)]
+        if len(of_tool[widest(of_tool)]) > 1
     }
     return {v for of_tool in values.values() for of_one in of_tool.values() for v in of_one} - subjects
-
-
-def _values(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, dict[str, set[str]]]:
-    """The values that each parameter of each tool has in the calls; tools without any are left out."""
-    values: dict[str, dict[str, set[str]]] = {}
-    for tool, arguments in calls:
-        for name, value in arguments.items():
-            values.setdefault(tool, {}).setdefault(name, set()).add(format_value(value))
-    return values
-
-
-def _widest(of_tool: Mapping[str, set[str]]) -> str:
-    return max(of_tool, key=lambda name: len(of_tool[name]))
 
 
 def _asked_about(task: Task, constants: set[str]) -> set[str]:

@@ -16,16 +16,14 @@ import pytest
 
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import Task
-from mcpagent.core.tools import ToolSpec
 from mcpagent.demo.controls import run_controls
-from mcpagent.demo.explored import ExploredServers, Subjects, disjoint, shortfalls, warnings
+from mcpagent.demo.explored import ExploredServers, disjoint, shortfalls, warnings
 from mcpagent.demo.job import QuickstartJob, Stages, open_job
 from mcpagent.demo.quickstart import quickstart, run_stages
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
-from mcpagent.synth.explore.graph import Fact
 
 pytestmark = pytest.mark.system
 
@@ -190,16 +188,6 @@ def test_chains_are_held_out_as_well(
     }
     assert begun["heldout"] and begun["train"]
     assert not begun["heldout"] & begun["train"]
-
-
-def test_of_several_parameters_the_one_with_the_most_values_is_the_subject() -> None:
-    spec = ToolSpec(server="trains", name="departure", description="", input_schema={})
-    facts = [
-        Fact(spec, {"day": day, "train": train}, ()) for day in ("monday", "friday") for train in "ABC"
-    ] + [Fact(spec.model_copy(update={"name": "days"}), {}, ())]
-    subjects = Subjects(facts)
-    assert [subjects.of_fact(fact) for fact in facts] == [*"ABCABC", "trains.days"]
-    assert subjects.of_call("trains.departure", {"day": "monday", "train": "${step1.train}"}) is None
 
 
 def test_each_task_is_demonstrated_several_times_with_other_flaws(

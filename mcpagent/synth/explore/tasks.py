@@ -22,7 +22,8 @@ from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
-from mcpagent.synth.explore.walks import Walk, about
+from mcpagent.synth.explore.subjects import Subjects
+from mcpagent.synth.explore.walks import Walk
 from mcpagent.synth.failures import Skill, Variation
 from mcpagent.synth.tasks.inspect import answer_values, stands_in
 from mcpagent.synth.tasks.prove import ground
@@ -61,13 +62,13 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Which questions are asked: how often each shape is drawn, and what else they have to be. `subject` is
-    what decides the split of a fact; a question is asked only if its `named` subjects are of its split."""
+    """Which questions are asked: how often each shape is drawn, and what else they have to be. Whether one
+    that is held out `begins_anywhere`, with what training names too: "the licence of the captain of ship
+    Aurora", where only the captain is held out."""
 
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     admits: Callable[[Walk], bool] = lambda _: True
-    subject: Callable[[Fact], str] = lambda fact: about(fact)
-    named: Callable[[Walk], Collection[str]] = lambda _: ()
+    begins_anywhere: bool = True
 
 
 async def explore_dataset(
@@ -87,9 +88,10 @@ async def explore_dataset(
     """Return up to `counts[split]` distinct tasks for each split: as many as the servers have matter for. The
     tools are looked at first, unless it is given what was `learned`.
 
-    What is asked about in one split is not in another. `asked` says which questions, of every shape if it is
-    None. With a `variation` they are tasks near those that were failed. A `shard` (I, N) makes the I-th of N
-    shares. Raises UserError if no tool may be called, or none gives anything to ask about.
+    What is asked about in one split is not in another, and no call of training is about it either. `asked`
+    says which questions, of every shape if it is None. With a `variation` they are tasks near those that were
+    failed. A `shard` (I, N) makes the I-th of N shares. Raises UserError if no tool may be called, or none
+    gives anything to ask about.
     """
     check_counts(counts)
     if learned is None:
@@ -105,8 +107,9 @@ async def explore_dataset(
     facts, asked = [fact for fact in learned.graph.facts if fact.page == 1], asked or Asked()
     splits = [split for split in SPLITS if counts.get(split)]
     askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
+    subjects = Subjects(learned.graph.facts)
     assigned = shares.assign(
-        map(asked.subject, askable),
+        map(subjects.of_fact, askable),
         seed=seed,
         least=dict.fromkeys(splits if variation is None else variation.splits, 1),
     )
@@ -118,11 +121,11 @@ async def explore_dataset(
         ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line),
         asyncio.Lock(),
     )
-    of_split = {split: [f for f in facts if split_of(asked.subject(f)) == split] for split in splits}
+    of_split = {split: [f for f in facts if split_of(subjects.of_fact(f)) == split] for split in splits}
     sources = {
         split: _WalkSource(
             split=split, facts=members, learned=learned, offer=offer, seed=seed, split_of=split_of, turn=turn,
-            variation=variation, asked=asked,
+            variation=variation, asked=asked, subjects=subjects,
         )
         for split, members in of_split.items()
     }  # fmt: skip
@@ -150,6 +153,7 @@ class _WalkSource:
     turn: asyncio.Lock
     variation: Variation | None
     asked: Asked
+    subjects: Subjects
     index: int = 0
     solvable: int = 0
     lacking: int = 0
@@ -183,7 +187,8 @@ class _WalkSource:
         """What has to be of this split: no fact decides where an invented name belongs."""
         is_free = walk.invented and self.variation is None
         invented = [json.dumps(["invented", walk.invented])] if is_free else []
-        return [*self.asked.named(walk), *invented]
+        begins_anywhere = self.split != "train" and self.asked.begins_anywhere
+        return [*(() if begins_anywhere else self.subjects.of_walk(walk)), *invented]
 
     def _rng(self, *label: int) -> Random:
         self.index += 1
