@@ -101,20 +101,25 @@ def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int],
     """One step, and the seconds of its parts."""
     times: dict[str, float] = {"began": time.monotonic()}
 
-    played = count(1)
+    episodes, played = config.training.batch_size * config.rollout.group_size, count()
 
     def at(name: str) -> None:
         times[name] = time.monotonic()
 
+    def on_start(_done: int, _total: int) -> None:
+        at("started")
+        if config.algorithm == "grpo":
+            on_part("playing", next(played), episodes)
+
     def on_episode(_: Trajectory) -> None:
         at("played")
-        on_part("playing", next(played), config.training.batch_size * config.rollout.group_size)
+        on_part("playing", next(played), episodes)
 
     outcome = train(
         config,
         run_dir=folder,
         watch=Watch(
-            on_start=lambda _done, _total: at("started"),
+            on_start=on_start,
             on_episode=on_episode,
             on_part=on_part,
             on_step=lambda _: at("stepped"),
@@ -140,7 +145,8 @@ def _timed_evaluation(
         config, policy=str(checkpoint), samples=1, console=Console(is_json=True), data=data
     ) as opened:
         tasks = spread(opened.tasks, _EVALUATED)
-        played, began = count(1), time.monotonic()
+        played, began = count(), time.monotonic()
+        on_part("evaluating", next(played), len(tasks))
         opened.play(samples=1, tasks=tasks, on_done=lambda _: on_part("evaluating", next(played), len(tasks)))
         return (time.monotonic() - began) / len(tasks)
 

@@ -36,11 +36,12 @@ _GRPO = [
 ]
 _EVAL_EVERY = 5  # steps of GRPO, on the validation tasks: it gives the best of these checkpoints
 # Prompts of a step and attempts at each, the largest first; the one that is measured, by device.
-SHAPES, MEASURED = ((16, 8), (8, 8), (4, 8), (4, 4)), {"cpu": (4, 8)}
+SHAPES, MEASURED = ((16, 8), (8, 8), (4, 8), (4, 4)), {"cpu": (4, 4)}
 # Of GRPO, for 16 episodes a step; by the square root of their number (Malladi et al. 2022, arXiv 2205.10287).
 _LEARNING_RATE = 5e-5
-_ENOUGH_STEPS = 40  # of GRPO: a batch larger than the measured one waits until there is time for so many
-_FEW_STEPS = 20  # of the measured one rather than more of smaller ones
+_MODEST = 32  # episodes a step, or as many as were measured
+_ENOUGH_STEPS = 40  # of GRPO: a batch larger than that waits until there is time for so many
+_FEW_STEPS = 20  # of it rather than more of smaller ones
 _LEAST_STEPS = 8
 _SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longest turn, however many play
 _WARM_SHARE, _WARM_STEPS = 1 / 4, (8, 48)  # of the minutes, for so many supervised steps
@@ -174,7 +175,8 @@ def fit(
         return measured_s * (_SHARED + (1 - _SHARED) * times) + validation * pace.eval_s / _EVAL_EVERY
 
     steps = {shape: int((60 * minutes - around_s) / step_s(shape)) for shape in shapes}
-    least = {s: _ENOUGH_STEPS if math.prod(s) > pace.episodes else _FEW_STEPS for s in shapes}
+    modest = max(_MODEST, pace.episodes)
+    least = {s: _ENOUGH_STEPS if math.prod(s) > modest else _FEW_STEPS for s in shapes}
     shape = next((shape for shape in shapes if steps[shape] >= least[shape]), min(shapes))
     if steps[shape] < _LEAST_STEPS:
         least_s = _LEAST_STEPS * step_s(shape)
