@@ -108,8 +108,10 @@ async def explore_dataset(
     splits = [split for split in SPLITS if counts.get(split)]
     askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
     subjects = Subjects(learned.graph.facts)
+    # A split that has nothing but what tools without arguments tell has hardly a question.
+    things = [fact for fact in askable if fact.arguments] or askable
     assigned = shares.assign(
-        map(subjects.of_fact, askable),
+        map(subjects.of_fact, things),
         seed=seed,
         least=dict.fromkeys(splits if variation is None else variation.splits, 1),
     )

@@ -99,7 +99,7 @@ def test_a_question_says_what_is_wanted_and_never_what_the_tools_are_called() ->
 def port() -> GeneratedData:
     async def run() -> GeneratedData:
         async with ToolPool([InProcessServer(name="port", server=build())]) as pool:
-            return await explore_dataset(pool, counts={"train": 250}, seed=4)
+            return await explore_dataset(pool, counts={"train": 250}, seed=5)
 
     return asyncio.run(run())
 
