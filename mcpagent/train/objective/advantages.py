@@ -103,10 +103,9 @@ _UNIFORM_VARIANCE = 1e-12  # below it lies rounding
 @dataclass(frozen=True, kw_only=True)
 class CreditSettings:
     """`advantage` is a name of `core.registry.ADVANTAGES`, or `given`, which takes rewards as they are for
-    advantages. `scale` is what group-relative ones are
-    divided by (`group`, `batch`) or `none`; for `reinforce++` and `gae` anything but `none` whitens over the
-    batch. `gamma` and `lambda_` discount by turns and belong to `gae`; `turn_coef` weighs the turns' own
-    credit next to the outcome in `turn`."""
+    advantages. `scale` is what group-relative ones are divided by (`group`, `batch`) or `none`; for
+    `reinforce++` and `gae` anything but `none` whitens over the batch. `gamma` and `lambda_` discount by
+    turns and belong to `gae`."""
 
     advantage: str = "group"
     scale: Literal["group", "batch", "none"] = "group"

@@ -27,7 +27,8 @@ class Objective:
 
 @dataclass(frozen=True)
 class LossParts:
-    """Per-token loss [N] (differentiable) and what the logs show of it (detached, [N]). `kl_N` is k3."""
+    """Per-token loss [N] (differentiable) and what the logs show of it (detached, [N]). `kl_N` is the KL that
+    the logs show, always by k3 (Schulman), whatever the loss adds."""
 
     loss_N: torch.Tensor
     ratio_N: torch.Tensor
