@@ -44,6 +44,8 @@ _ENUMERATOR = re.compile(r"^\s*(?:[-*•]\s*)?[0-9]{1,2}[.)]\s", re.MULTILINE)
 _COMMON = pattern("common")
 # Where one is told to look, or asked, names are examples.
 _ADVICE = pattern("advice")
+_ONLY = re.compile(r"\b(?:only|just)\b")
+_FEW = 3
 _SMALL = 10  # "I have two tools" tells nothing
 
 
@@ -110,7 +112,8 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     names = _CODE.findall(text)
     if check.value != "replies" or _refuses(text):
         names += [name.rstrip(".'-&") for name in _NAME.findall(text)]
-    names = [name for name in names if not _COMMON.fullmatch(name.casefold().removesuffix("'s"))]
+    names = [name.removesuffix("'s") for name in names]
+    names = [name for name in names if not _COMMON.fullmatch(name.casefold())]
     return any(not {_singular(word) for word in tokens(name)} <= sourced for name in names)
 
 
@@ -149,7 +152,10 @@ def _claims(clause: str, context: AnswerContext) -> bool:
     seen = " ".join(f"{result.content} {result.tool.replace('_', ' ')}" for result in context.results)
     shown = {_singular(word) for word in tokens(seen)}
     told = {_singular(word) for word in tokens(clause)} - {_singular(w) for w in WORDS["filler"].split()}
-    return not shown or not told <= shown
+    unseen = told - shown
+    if shown and not unseen & {_singular(word) for word in tokens(context.said)}:
+        return len(unseen) > (_FEW if _ONLY.search(clause) else 1)  # "the system only knows A and B"
+    return not shown or bool(unseen)
 
 
 def _spelt_out(text: str) -> str:

@@ -21,7 +21,7 @@ from mcpagent.core.tools import ToolResult
 from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.abstention import abstention_holds
 from mcpagent.reward.line import blanked, is_given, read_answer, unwrapped, value_spans
-from mcpagent.reward.phrasing import AnswerContext, denied_after, is_affirmed, is_dump, plain
+from mcpagent.reward.phrasing import HEDGE, AnswerContext, denied_after, is_affirmed, is_dump, plain
 from mcpagent.reward.reading import Amount, Span, amounts, canonical, is_conversion
 
 MAX_DIFFERENT_NUMBERS = 4
@@ -31,8 +31,16 @@ MAX_WORDS = (
 FEW_WORDS = 60  # an answer may always have so many
 WORDS_PER_REFERENCE_WORD = 8
 _ZERO = ("0", "none", "no", "nobody", "nothing", "never")
+_NO_TITLE = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bMrs\.)(?<!\bMme\.)(?<!\bProf\.)"
 _SENTENCE = re.compile(
-    r"(?<=[.!?;])\s+(?!\d|(?:jan|feb|mar|apr|may|ju[nl]|aug|sep|oct|nov|dec)[a-z]*\.?,? \d{4})|\n+| - ", re.I
+    rf"(?<=[.!?;]){_NO_TITLE}\s+"
+    r"(?!\d|(?:jan|feb|mar|apr|may|ju[nl]|aug|sep|oct|nov|dec)[a-z]*\.?,? \d{4})|\n+| - ",
+    re.I,
+)
+_LINE = re.compile(rf"(?<=[.!?]){_NO_TITLE}\s+(?=[A-Z])|\n+")
+_ASIDE = re.compile(
+    r",\s+(?:and |but )?(?:while|whereas|after|before|which|who|though|although|unlike|compared|against"
+    r"|because|with|as)\b([^.;\n]*)"
 )
 _NOTHING = AnswerContext()
 
@@ -125,7 +133,8 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         return _states_number(check, value, text, context)
     if check.type == "must_include":
         return _includes_all(as_facts(value), check, text, context)
-    parts = [part for part in dict.fromkeys([text, *_SENTENCE.split(text)]) if part.strip()]
+    sentences = [text, *_SENTENCE.split(text), *_LINE.split(text)]
+    parts = [part for part in dict.fromkeys([*sentences, *map(_without_aside, sentences)]) if part.strip()]
     options = (True, False) if check.type == "yes_no" else check.options
     given = [option for part in parts[1:] for option in options if is_given(check, [option], part, context)]
     if given and given[-1] != value:
@@ -134,6 +143,11 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         is_given(check, [value], part, context) and not denied_after(text, text.find(part) + len(part))
         for part in parts
     )
+
+
+def _without_aside(text: str) -> str:
+    """A text without clauses that go on with something else: ", while B has 3", ", after arriving at 9"."""
+    return _ASIDE.sub(lambda match: match[0] if HEDGE.search(match[1]) else "", text)
 
 
 def _is_said(spans: Sequence[Span], text: str, context: AnswerContext) -> bool:
@@ -157,11 +171,16 @@ def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerCon
     stated = value_spans(check, exact, text, context, is_strict=False)
     if not _is_said(stated, text, context):
         return False
+    bare = _without_aside(text)
+    if bare != text and (of_bare := value_spans(check, exact, bare, context, is_strict=False)):
+        text, stated = bare, of_bare
     new = _new_amounts(_without_remarks(text, stated), context, {exact})
     if len({amount.number for amount in new}) > MAX_DIFFERENT_NUMBERS:
         return False
     right = [amount for amount in new if any(start <= amount.start < end for start, end in stated)]
     told = [a for a in new if a in right or not any(is_conversion(a, one) for one in right)]
+    if any(one.unit for one in right):  # "for 4 nights" is not of it
+        told = [a for a in told if a.unit or not re.match(r" [a-z]{3,}", text[a.end :])]
     return not told or told[-1] in right or not right
 
 
@@ -188,7 +207,8 @@ def _new_amounts(text: str, context: AnswerContext, targets: set[Any]) -> list[A
     """The numbers of a text without those of the question, which an answer may repeat, unless they are
     targets. All of them if the question holds every one."""
     given = _given(context, targets)
-    return [amount for amount in amounts(text) if amount.number not in given] or list(amounts(text))
+    told = [a for a in amounts(text) if not re.search(r"\b(?:the|all|these) $", text[: a.start])]
+    return [amount for amount in told if amount.number not in given] or list(amounts(text))
 
 
 def _given(context: AnswerContext, targets: set[Any]) -> set[int | float]:

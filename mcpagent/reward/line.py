@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -38,6 +38,7 @@ from mcpagent.reward.reading import (
     pattern,
     says,
     spans_of,
+    unit_named,
     units_of,
     whole_moment,
     words,
@@ -57,7 +58,9 @@ _HEAD = re.compile(r"\A[^\n]*[|;][^\n]*\n|^[^\n]*\|[^\n]*\n(?=[ |:-]*-[ |:-]*\n)
 _FALLING = pattern("falling")
 _RATE = pattern("rate")
 _OUT_OF = re.compile(r"(?<=\d) (?:out )?of (?:the )?\d+\b(?![-.,/:]\d)|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])")
-_ENUMERATOR = re.compile(r"(?:^|(?<=[\s,;(\"]))\(?(\d{1,2})[.)]\s+(?=[^\d\s])", re.MULTILINE)
+_ENUMERATOR = re.compile(
+    r"(?:^|(?<=[\s,;(\"]))\(?(\d{1,2})[.)]\s+(?=[^\d\s])|^\s*(\d)[.)] +(?=\d)", re.MULTILINE
+)
 _TERM = r"[\s()€$£]*\d[\d.,]*\s?[^\W\d_]{0,9}[\s()€$£%]*"
 _SUM = re.compile(rf"^(?:{_TERM}[-+*/×÷])+{_TERM}=\s*(?=\S)|\((?:{_TERM}[-+*/×÷])+{_TERM}\)")
 _SYMBOL = re.compile(r"^[A-Za-z]{1,2} ?= ?")
@@ -94,24 +97,53 @@ _AROUND = {
 _ANY_WORD, _NO_ITEM = re.compile("[xz]"), re.compile(r"(?<=[^V,])x|x(?=[ckopxzV])|z")
 _SPARE = {"name": re.compile("x(?!,V)|z"), "names": _NO_ITEM, "items": _NO_ITEM}
 _FIELDS = re.compile(":[ak]*[sSX]")  # "ship: Wind"
+_BEFORE = re.compile(r"(?:^|[,:c])a?s+,+V")  # "timber, V" names another one first
 _KIN = re.compile(r"[xz][ak]*oa?V")
 _FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
+_BETWEEN_STEMS = frozenset({*_FUNCTION_WORDS, "it", "yet", "still", "also", "to", "be", "being"}) - {"or"}
 _SUBJECTS = frozenset(WORDS["subjects"].split())
 _RANGE = re.compile(r"\0 ?(?:-|to|through|until) ?\0")  # "41 to 43" has 42 too
-_FIRST_NAME = re.compile(rf"\b(?!(?:{'|'.join(UNSAID)})\b)(?-i:[A-Z])[^\W\d_]*[. -]+$", re.IGNORECASE)
-_EMPTY = re.compile(r"\W*(?:(?:there|it|they) \w+ )?(?:none|no \w+|nothing|empty)\W*", re.IGNORECASE)
+_NAME_BEFORE, _NAME_AFTER = (
+    re.compile(r"(?:(?:\b[A-Z][\w']*[.]?|\0)[ -]+)+$"),
+    re.compile(r"(?:(?: d[aeiu]| d[eo]s| v[ao]n| de[nr]| la)*[ -]+(?:[A-Z][\w']*|\0))+"),
+)
+_NONE_WORDS = re.compile(
+    r"\b(?:no|none|nothing|nobody|empty|0|keine?n?|aucune?)\b|(?:n't|\bnot)\b.{0,30}\bany", re.IGNORECASE
+)
 _AROUND_VALUE = re.compile(r"\(([^()]*V[^()]*)\)")  # such brackets are marks
 _BRACKETS = re.compile(r"\([^()]*\)")
+_BREAK = r", |[;|\n]|\b(?:and|then)\b"
+_SEGMENT = re.compile(rf"(?:{_BREAK})?((?:(?!{_BREAK}).)+)", re.IGNORECASE)
 _SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
 _UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
+_MONEY_UNITS = frozenset(
+    name for names in WORDS["money"].values() for some in names.values() for name in some.split()
+)
+_OTHER_MONEY = re.compile(r"(?<=\d)\s?([A-Z]{3})\b")
 _COUNTED = re.compile(r" ([a-z]{2,}[^\Ws]s)\b")
 _FIELD = re.compile(r"([A-Za-z_][\w ]{0,40})[\"']?\s*[:=]\s*[\"']?(-?\d[\d.]*)")
-_PERIODS = ("second", "minute", "hour", "day", "week", "month")
-_PER = re.compile(rf"\s*(?:[a-z]+ )?(?:per|an?|each|every|/)\s*({'|'.join(_PERIODS)})\b")
+_PERIODS = {name: period for period, names in WORDS["periods"].items() for name in (period, *names.split())}
+_RATES = "|".join(sorted(_PERIODS, key=len, reverse=True))
+_PER = re.compile(
+    rf"\s*(?:[a-z]+ )?(?:(?:per|an?|each|every|pro|par|je)\s+|/\s?)(\d+ )?({_RATES})\b|\s*()(\w+ly)\b",
+    re.IGNORECASE,
+)
+_CLAUSE_MARK = re.compile(r"[.;,\n]")
+_PERIODIC = re.compile(r"\b(?:\w+ly|annual)\b", re.IGNORECASE)
+_EVERY = re.compile(r"\b(?:once )?(?:every|each|per|an?|pro|par|je)\s+(\w+)", re.IGNORECASE)
+_ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
+_ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
+_OF = re.compile(r"'s? (?=\w)")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _REASON = pattern("reason")
 _NEGATED = re.compile(r"\b(?:not|no|never|none|cannot|without|\w+n't)\b", re.IGNORECASE)
 _ANY_MORE = re.compile(r"\bany ?(?:more|longer)\b", re.IGNORECASE)
 _STATES = pattern("states")
+_UNTOLD = pattern("untold")
+_FLAG = re.compile(
+    r"(?:\b(?:is|are|was|set to|says|shows)|[=:])\s*[\"']?(true|false|yes|no)\b", re.IGNORECASE
+)
+_FILLER = WORDS["filler"]
 _YES = pattern("says_yes")
 _NO = pattern("says_no")
 _COMPARED = pattern("compared")
@@ -125,7 +157,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     """Return an answer as it is read: canonical, "2 out of 5" as 2, "12 + 3 = 15" as 15, 2h05 as 2 hours and
     5 minutes, a numbered list without its numbers, an object of one field as what it holds."""
     text = canonical(unwrapped(text.strip(), check)).strip()
-    numbers = [int(match[1]) for match in _ENUMERATOR.finditer(text)]
+    numbers = [int(match[1] or match[2]) for match in _ENUMERATOR.finditer(text)]
     if numbers and numbers == [*range(1, len(numbers) + 1)] and (len(numbers) > 1 or check.type == "set"):
         text = _ENUMERATOR.sub("", text)
     if check.type in ("list", "pairs"):
@@ -179,10 +211,12 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 value if isinstance(value, bool) else polarity(str(value))
             )
         case "choice":
-            text = _REASON.sub(" ", without_contrast(text))
+            text = _REASON.sub(" ", text if "not" in _value_parts(value) else without_contrast(text))
             spans = _option_spans(check, value, text)
-            others = [option for option in check.options if option != value]
-            if not spans or any(_option_spans(check, option, text) for option in others):
+            others = [s for o in check.options if o != value for s in _option_spans(check, o, text)]
+            if not spans or any(
+                not any(a <= s[0] and s[1] <= b and (a, b) != s for a, b in spans) for s in others
+            ):
                 return False
             text = text.replace(f" of the {len(check.options)}", "")
             targets = [_short(value, check.options)]
@@ -190,9 +224,9 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 text, spans, targets, context, kind="choice"
             )
         case "pairs":
-            text = re.sub(r"'s? (?=\w)", " ", text)
+            text = _OF.sub(" ", text)
             units = _units_for(check, context, may_be_percent=True)
-            spans = pair_spans(value, text, tolerance=check.tolerance, units=units)
+            spans = pair_spans(value, text, context, tolerance=check.tolerance, units=units)
             things = list(value) if is_json_object(value) else []
             targets = [part for t in things for part in (_short(t, things), value[t])]
             kind = "amounts" if things and all(map(_is_amount, value.values())) else "names"
@@ -200,20 +234,39 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
         case "set" | "list" | "must_include":
             items: list[Any] = list(value) if is_json_array(value) else [value]
             if not items:
-                return _EMPTY.fullmatch(text) is not None
-            spans = item_spans(items, text, tolerance=check.tolerance, in_order=check.type == "list")
+                return _says_none(text, context)
+            spans = item_spans(items, text, context, tolerance=check.tolerance, in_order=check.type == "list")
             if spans is None or not _is_bare(text, spans, items, context, kind="items"):
                 return False
-            if check.type == "set" and _RANGE.search(blanked(text, spans)):
+            rest = _without_annotations(text, spans, items, context, is_list=True)
+            if check.type == "set" and _RANGE.search(rest):
                 return False
-            return check.type == "must_include" or not _other_parts(text, spans)
+            return check.type == "must_include" or not _other_parts(rest)
         case _:
-            text = without_contrast(text)
+            text = without_contrast(text if "whose" not in words(context.said) else _OF.sub(" ", text))
             spans = value_spans(check, value, text, context)
             said = [text[start:end].casefold() for start, end in spans]
             if check.type == "name" and len(set(said)) < len(said):
                 return False  # fields with their values, or a plea
             return bool(spans) and _is_bare(text, spans, [value], context)
+
+
+def _says_none(text: str, context: AnswerContext) -> bool:
+    """Whether a text says that there is none: each clause that tells something of it denies it."""
+    labels = {_stem(word) for result in context.results for word in words(result.content.replace("_", " "))}
+    heard = labels | _stems(context.said)
+    is_denied = False
+    for clause in re.split(r"[,;:.\n](?!\d)|\b(?:but|and)\b", text):
+        told = [w for w in words(clause) if w not in _SAFE and _stem(w) not in heard]
+        if denied := _NONE_WORDS.search(clause):
+            is_denied, told = True, [w for w in told if w not in words(denied[0])]
+        elif clause.strip().lower().startswith(("i ", "sorry")):
+            continue
+        if len(told) > (
+            _FEW_WORDS if denied and denied[0].strip().lower() != clause.strip().lower() else 0
+        ) or HEDGE.search(_NONE_WORDS.sub(" ", clause)):
+            return False
+    return is_denied
 
 
 def _is_opposite(text: str, said: str) -> bool:
@@ -226,9 +279,9 @@ def _is_opposite(text: str, said: str) -> bool:
     return any(word.startswith(_LITTLE) for word in told) is not any(w.startswith(_LITTLE) for w in asked)
 
 
-def _other_parts(text: str, spans: Sequence[Span]) -> list[str]:
-    """The parts of an enumeration, from its first item on, that are none of the items but say something."""
-    rest = _BRACKETS.sub(" ", blanked(text, spans))[min(start for start, _ in spans) :]
+def _other_parts(rest: str) -> list[str]:
+    """The parts of an enumeration with marks for its items that are none of the items but say something."""
+    rest = _BRACKETS.sub(lambda m: m[0] if _BLANK in m[0] else " ", rest)[rest.find(_BLANK) :]
     return [part for part in _SEPARATOR.split(rest) if _BLANK not in part and set(words(part)) - _SAFE]
 
 
@@ -242,33 +295,138 @@ def value_spans(
         year = moment.readings[0].year if check.precision == "year" else "no"
         return spans or [m.span() for m in re.finditer(rf"\b{year}\b", text)]
     if check.type in ("name", "string"):
-        return spans_of(format_value(value), text) or _family_name_spans(format_value(value), text, context)
+        written = format_value(value)
+        return (
+            spans_of(written, text)
+            or worded_spans(written, text)
+            or (part_spans(written, text, context) if _is_person(written, context.said) else [])
+        )
     is_whole = (as_number(value) or 0.0).is_integer()
     units = _units_for(check, context, may_be_percent=not (is_strict or is_whole))
     spans = spans_of(value, text, tolerance=check.tolerance, units=units)
     target = as_number(value)
     if not spans and target is not None and target < 0 and _FALLING.search(text):
         spans = spans_of(-target, text, tolerance=check.tolerance, units=units)
-    shown = {word for result in context.results for word in words(result.content)} & set(_PERIODS)
-    said = set(words(context.said)) & set(_PERIODS) or shown
     others = _fields_of_others(target, context)
     return [
-        span
+        _with_rate(text, span)
         for span in spans
-        if not ((rate := _PER.match(text, span[1])) and target and said and rate[1] not in said)
+        if not (target and _is_other_rate(text, span, target, f"{context.said} {check.unit or ''}", context))
+        and not (
+            _MONEY_UNITS & units.names
+            and (money := _OTHER_MONEY.match(text, span[1]))
+            and unit_named(money[1]) is None
+        )
         and not ((thing := _COUNTED.match(text, span[1])) and _stem(thing[1]) in others)
     ]
 
 
-def _family_name_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
-    """Where a text has the family name alone of whom a question asks for, if no other one shown has it."""
-    parts = re.findall(r"[^\W\d_][\w'-]+\b", name.partition(",")[0])
-    if "who" not in words(context.said) or len(name.split()) < 2 or not all(part.istitle() for part in parts):
+def _with_rate(text: str, span: Span) -> Span:
+    rate = _PER.match(text, span[1])
+    return (span[0], rate.end()) if rate and (rate[2] or rate[4]).casefold() in _PERIODS else span
+
+
+def _is_other_rate(text: str, span: Span, value: float, said: str, context: AnswerContext) -> bool:
+    """Whether a number is said of a period that neither the question (`said`) nor, if it names none, a result
+    has. Interest is by the year."""
+    shown = _periods("\n".join(result.content for result in context.results)) - _fields_of_others(
+        value, context
+    )
+    asked = _periods(said)
+    shown |= {"year"} if "%" in units_of(text) else frozenset()
+    if rate := _PER.match(text, span[1]):
+        period = _PERIODS.get((rate[2] or rate[4]).casefold())
+        return period is not None and (
+            period not in (asked or shown) or bool(rate[1] and rate[1] not in said)
+        )
+    before, after = _CLAUSE_MARK.split(text[: span[0]])[-1], _CLAUSE_MARK.split(text[span[1] :])[0]
+    told = _periods(" ".join(match[1] for match in _EVERY.finditer(after)))
+    return bool(told - (asked or shown) or _periods(" ".join(_PERIODIC.findall(before))) - asked - shown)
+
+
+@lru_cache(maxsize=512)
+def _periods(text: str) -> frozenset[str]:
+    return frozenset(_PERIODS[word] for word in words(canonical(text)) if len(word) > 1 and word in _PERIODS)
+
+
+def worded_spans(value: Any, text: str) -> list[Span]:
+    """Return where canonical `text` says a value of an enumeration in its own words: "in need of repair" is
+    needs_repair, "located, but it hasn't been sent" LOCATED_NOT_SENT, "every week" WEEKLY."""
+    if not isinstance(value, str) or not _ENUMERATED.fullmatch(value):
         return []
+    if period := _PERIODS.get(value.casefold()):
+        return [m.span() for m in _EVERY.finditer(text) if _PERIODS.get(m[1].casefold()) == period]
+    needed = _value_parts(value)
+    if len(needed) < 2:
+        return []
+    told = [
+        (part, m.start(), m.end()) for m in _WORD.finditer(text) for part in _word_parts(m[0], is_all=True)
+    ]
+    spans: list[Span] = []
+    for first in range(len(told)):
+        if spans and told[first][1] < spans[-1][1]:
+            continue
+        left = list(needed)
+        for part, _, end in told[first:]:
+            if needed_part := next((other for other in left if _is_inflected(part, other)), None):
+                left.remove(needed_part)
+            elif len(left) == len(needed) or part not in _BETWEEN_STEMS:
+                break
+            if not left:
+                spans.append((told[first][1], end))
+                break
+    return spans
+
+
+def _value_parts(value: Any) -> list[str]:
+    return _word_parts(canonical(re.sub(r"_|(?<=[a-z])(?=[A-Z])", " ", format_value(value))))
+
+
+def _word_parts(text: str, *, is_all: bool = False) -> list[str]:
+    """The words that tell something (`is_all`: all words), a denial as "not": "unpaid" is "not", "paid"."""
+    parts: list[str] = []
+    for word in (m[0].casefold() for m in _WORD.finditer(text)):
+        if _NEGATED.fullmatch(word) or word == "non":
+            parts.append("not")
+        elif word.startswith("un") and len(word) > 5:
+            parts += ["not", word[2:]]
+        elif is_all or word not in _FUNCTION_WORDS:
+            parts.append(_PERIODS.get(word, word) if len(word) > 1 else word)
+    return parts
+
+
+def _is_inflected(word: str, of: str) -> bool:
+    alike = next(
+        (i for i, (a, b) in enumerate(zip(word, of, strict=False)) if a != b), min(len(word), len(of))
+    )
+    is_longer = alike == min(len(word), len(of)) >= 3 and _ENDING.fullmatch(max(word, of, key=len)[alike:])
+    return word == of or alike >= max(4, min(len(word), len(of)) - 2) or bool(is_longer)
+
+
+def _is_person(name: str, said: str) -> bool:
+    return bool({"who", "whom", "whose"} & {*words(said)}) or words(name)[0] in UNSAID - {"the", "a", "an"}
+
+
+def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
+    """Return where a text has a first or a family name alone, if no other name that is shown has it."""
+    parts = [m[0] for m in _WORD.finditer(name.partition(",")[0]) if m[0].casefold() not in UNSAID | LEGAL]
+    parts = [
+        part for part in parts if len(part) > 2 and part[:1].isupper() and part.replace("'", "").isalpha()
+    ]
+    if len(name.split()) < 2 or not parts:
+        return []
+    if re.search(r"\d", name):
+        parts = [name[name.index(parts[0]) :]]  # "Zhen Hua 23" of a ship
     contents = [canonical(result.content) for result in context.results]
-    is_shared = any(len(spans_of(parts[-1], told)) != len(spans_of(name, told)) for told in contents)
-    alone = [span for span in spans_of(parts[-1], text) if not _FIRST_NAME.search(text[: span[0]])]
-    return [] if is_shared else alone
+    whole = [len(spans_of(name, told)) for told in contents]
+    unique = [part for part in parts if [len(spans_of(part, told)) for told in contents] == whole]
+    allowed = {*words(name), *UNSAID, *_SAFE}
+    spans: list[Span] = []
+    for start, end in sorted(span for part in unique for span in spans_of(part, text)):
+        around = [m[0] for m in (_NAME_BEFORE.search(text[:start]), _NAME_AFTER.match(text[end:])) if m]
+        if all(_BLANK not in word and set(words(word)) <= allowed for word in around):
+            spans.append((start, end))
+    return spans
 
 
 def _fields_of_others(number: float | None, context: AnswerContext) -> set[str]:
@@ -307,6 +465,12 @@ def polarity(text: str, said: str = "") -> bool | None:
     in the words of the question (`said`) that it is so, or not: "There is no minibar."."""
     label, _, rest = text.partition(":")
     text = rest if rest and len(label.split()) <= 3 and not _NEGATED.search(label) else text
+    if (untold := _UNTOLD.search(text)) and _stem(words(untold[0])[-1]) not in _stems(said):
+        return None
+    if (flag := _FLAG.search(text)) and _stems(text[: flag.start()].replace("_", " ")) & _stems(
+        said
+    ) - _stems(_FILLER):
+        return flag[1].casefold() in ("true", "yes")
     is_yes, is_no = _YES.search(text) is not None, _NO.search(text) is not None
     other = r"\bno(?=\W*$|[.,;!])|\b(?:and|or|but) no\b" if is_yes else r"\byes\b"
     if is_yes is is_no or re.search(other, text, re.IGNORECASE):
@@ -343,6 +507,12 @@ def _short(name: Any, names: Sequence[Any]) -> Any:
 
 def _option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
     if spans := spans_of(option, text) or spans_of(_short(option, check.options), text):
+        return spans + [
+            span
+            for span in worded_spans(option, text)
+            if not any(a < span[1] and span[0] < b for a, b in spans)
+        ]
+    if spans := worded_spans(option, text):
         return spans
     place = check.options.index(option) if option in check.options else len(_ORDINALS)
     named = _ORDINALS[place] if place < len(_ORDINALS) else ()
@@ -350,13 +520,13 @@ def _option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
 
 
 def item_spans(
-    items: Sequence[Any], text: str, *, tolerance: float = 0.0, in_order: bool = False
+    items: Sequence[Any], text: str, context: AnswerContext, *, tolerance: float = 0.0, in_order: bool = False
 ) -> list[Span] | None:
     """Return where a text says the items, each of them; None if one is missing or out of order."""
     spans: dict[int, list[Span]] = {}
     # Longer ones first: "Apple" is not in "Apple Pie".
     for place in sorted(range(len(items)), key=lambda i: -len(format_value(items[i]))):
-        here = spans_of(items[place], text, tolerance=tolerance)
+        here = _item_spans(items[place], text, context, tolerance)
         if not here and items[place] not in [items[other] for other in spans]:
             return None
         spans[place] = here
@@ -367,8 +537,15 @@ def item_spans(
     return [span for of_item in spans.values() for span in of_item]
 
 
+def _item_spans(
+    item: Any, text: str, context: AnswerContext, tolerance: float, units: Units = ANY_UNITS
+) -> list[Span]:
+    spans = spans_of(item, text, tolerance=tolerance, units=units) or worded_spans(item, text)
+    return spans or (part_spans(item, text, context) if isinstance(item, str) else [])
+
+
 def pair_spans(
-    pairs: Any, text: str, *, tolerance: float = 0.0, units: Units = ANY_UNITS
+    pairs: Any, text: str, context: AnswerContext, *, tolerance: float = 0.0, units: Units = ANY_UNITS
 ) -> list[Span] | None:
     """Return where a text says things and their values, if each value is said of its thing; else None.
 
@@ -380,14 +557,15 @@ def pair_spans(
     marks: list[tuple[int, int, str, list[str]]] = []  # start, end, kind, things that it is or is true of
     rest = text
     for thing in sorted(pairs, key=lambda name: -len(name)):
-        of_thing = spans_of(thing, rest) or spans_of(_short(thing, list(pairs)), rest)
+        of_thing = spans_of(_short(thing, list(pairs)), rest) if not spans_of(thing, rest) else []
+        of_thing = of_thing or _item_spans(thing, rest, context, 0.0)
         marks += [(start, end, "thing", [thing]) for start, end in of_thing]
         rest = blanked(rest, of_thing)
     for value in sorted(
         {format_value(v): v for v in pairs.values()}.values(), key=lambda v: -len(format_value(v))
     ):
         owners = [thing for thing, other in pairs.items() if format_value(other) == format_value(value)]
-        of_value = spans_of(value, rest, tolerance=tolerance, units=units)
+        of_value = _item_spans(value, rest, context, tolerance, units)
         marks += [(start, end, "value", owners) for start, end in of_value]
         rest = blanked(rest, of_value)
     marks.sort(key=lambda mark: mark[:2])
@@ -423,10 +601,14 @@ def _belong_together(marks: list[tuple[int, int, str, list[str]]], things: list[
 
 def _agree(moment: Moment, target: Moment) -> bool:
     """Whether all that both say of a date is the same."""
+    told, meant = moment.readings[0], target.readings[0]
     shared = moment.said & target.said - {"zone"}
-    return bool(shared) and all(
-        getattr(moment.readings[0], name) == getattr(target.readings[0], name) for name in shared
-    )
+    if "hour" in shared and "zone" in moment.said & target.said:
+        if "day" not in shared:
+            told = told.replace(year=meant.year, month=meant.month, day=meant.day)
+            return ((told - meant).total_seconds() + 60) % 86400 <= 120
+        return abs(told - meant).total_seconds() < 60
+    return bool(shared) and all(getattr(told, name) == getattr(meant, name) for name in shared)
 
 
 def blanked(text: str, spans: Sequence[Span], mark: str = _BLANK) -> str:
@@ -434,6 +616,74 @@ def blanked(text: str, spans: Sequence[Span], mark: str = _BLANK) -> str:
     for start, end in spans:
         text = text[:start] + mark * (end - start) + text[end:]
     return text
+
+
+def _without_annotations(
+    text: str, spans: Sequence[Span], targets: Sequence[Any], context: AnswerContext, *, is_list: bool
+) -> str:
+    """Return a text with marks in place of the spans, without what the record of one shows and stands in
+    brackets behind it, or next to an item: its identifier, score, date, name."""
+    rest = blanked(text, spans)
+    for match in _BRACKETS.finditer(rest):
+        before = [text[start:end] for start, end in spans if end <= match.start()]
+        if _BLANK not in match[0] and before and _is_remark(match[0], before[-1], targets, context):
+            rest = blanked(rest, [match.span()], " ")
+    is_name = len(targets) == 1 and not re.search(r"\d", format_value(targets[0]))
+    for segment in _SEGMENT.finditer(rest):
+        inside = [text[start:end] for start, end in spans if segment.start() <= start < segment.end()]
+        if is_name and not inside and segment[0][0] in ",;" and re.search(r"\d", segment[1]):
+            inside = [text[slice(*spans[0])]]  # ", card MT-205"
+        elif not is_list or len(inside) != 1:
+            continue
+        for part in re.finditer(r"[^\0]+", segment[1]):
+            if _is_remark(part[0], inside[0], targets, context):
+                start = segment.start(1)
+                rest = blanked(rest, [(start + part.start(), start + part.end())], " ")
+    return rest
+
+
+def _is_remark(remark: str, said: str, targets: Sequence[Any], context: AnswerContext) -> bool:
+    """Whether all of a remark stands in a record that shows the value that is `said`, or explains a code."""
+    if HEDGE.search(remark) or len(remark.split()) > _MAX_OTHER_WORDS:
+        return False
+    seen = {word for result in context.results for word in words(canonical(result.content))}
+    told = [word for word in re.findall(r"[^\W_]+", remark) if word.casefold() not in _SAFE]
+    if said.isupper() and all(map(str.istitle, told)) and told and not seen & {*words(remark)}:
+        return True
+    values = [target for target in targets if spans_of(target, said)] or [said]
+    heard = {_stem(word) for result in context.results for word in _labels(result.content)} | _stems(
+        context.said
+    )
+    return any(
+        _tells(texts, remark, heard, seen)
+        for texts in _records_with(tuple(map(format_value, values)), context)
+    )
+
+
+def _tells(texts: Sequence[str], remark: str, heard: Set[str], seen: Set[str]) -> bool:
+    """Whether the texts of a record tell the numbers, the dates and the words of a remark. A number may have
+    a name that nothing has shown."""
+    told = " \n ".join(texts)
+    rest = remark
+    for moment in moments(rest):
+        if not any(_agree(moment, shown) for shown in moments(told)):
+            return False
+        rest = blanked(rest, [(moment.start, moment.end)], " ")
+    for amount in amounts(rest):
+        near = 0.5 * 10.0**-amount.decimals
+        if not any(
+            abs(amount.number - shown.number) <= near * bool(amount.decimals) for shown in amounts(told)
+        ):
+            return False
+        rest = blanked(rest, [amount.span], " ")
+    of_record = words(told)
+    unknown = [
+        word
+        for word in words(rest)
+        if not (word in _SAFE or _stem(word) in heard or word in units_of(word))
+        and not any(other.startswith(word) for other in of_record)
+    ]
+    return not unknown or (rest != remark and len(unknown) <= 2 and not seen & {*unknown})
 
 
 def _is_amount(value: Any) -> bool:
@@ -450,7 +700,7 @@ def _is_bare(
     is_quoted: bool | None = None,
 ) -> bool:
     """Whether nothing but the value is said: what is left says nothing of its own."""
-    rest = blanked(text, spans)
+    rest = _without_annotations(text, spans, targets, context, is_list=kind == "items")
     if HEDGE.search(rest) or any(is_qualified(text, *span) for span in spans):
         return False
     said = canonical(context.said)
@@ -466,6 +716,8 @@ def _is_bare(
         if is_strict and not (is_asked or any(_agree(moment, value) for value in dates or shown_dates)):
             return False
         rest = blanked(rest, [(moment.start, moment.end)], " ")
+    if dates and not context.on_line:
+        rest = blanked(rest, [a.span for a in amounts(rest) if a.unit or not 1000 < a.number < 2200], " ")
     numbers = [number for target in targets if (number := as_number(target)) is not None]
     if not kind:
         is_code = all(re.search(r"\d", format_value(target)) for target in targets)
@@ -475,7 +727,9 @@ def _is_bare(
     labels = {word for result in context.results for word in _labels(result.content)}
     stated = [a for a in amounts(text) if any(start <= a.start < end for start, end in spans)]
     for amount in amounts(rest):
-        is_count = len(targets) > 1 and amount.number == len(targets)
+        is_count = len(targets) > 1 and amount.number == len(targets) // (
+            2 if kind in ("names", "amounts") else 1
+        )
         is_repeated = not is_quoted and any(amount.number == other.number for other in amounts(said))
         is_shown = any(amount.number == other.number for other in shown)
         before = {*words(rest[max(0, amount.start - 40) : amount.start])[-1:]}
@@ -496,16 +750,17 @@ def _says_nothing_else(
 ) -> bool:
     """Whether the words around the blanked values stand where words say nothing against them."""
     tags = _tags(rest, targets, said, is_quoted, context, kind)
-    if kind == "name" and "who" in words(said) and _KIN.search(tags):
+    if kind == "name" and (_BEFORE.search(tags) or ("who" in words(said) and _KIN.search(tags))):
         return False
     if kind in ("names", "amounts") and _FIELDS.search(tags):
         return False  # pasted records
     if not context.on_line or context.is_lenient:
+        tags = "".join("k" if _is_free(tags, i, kind) else tag for i, tag in enumerate(tags))
         free = tags.count("x") <= _MAX_OTHER_WORDS or context.is_lenient
         tags = _SPARE.get(kind, _ANY_WORD).sub("k", tags) if free else tags
         lead, mark, behind = tags.partition("V")
         lead = re.sub(r"[op]S+|S(?!S*,$)", lambda match: match[0].lower(), lead)  # "Go, Rust" has a rival
-        tags = lead.replace("(", ",").replace(")", ",") + mark + behind
+        tags = lead.replace("(", ",").replace(")", ",") + mark + re.sub("(?<=k)a", "k", behind)
     lead, tail, between = _AROUND[kind]
     while (unwrapped := _AROUND_VALUE.sub(r",\1,", tags)) != tags:
         tags = unwrapped
@@ -515,6 +770,14 @@ def _says_nothing_else(
         return False
     forms = (lead, *[between] * (len(parts) - 2), tail)
     return all(form.fullmatch(part) for form, part in zip(forms, parts, strict=True))
+
+
+def _is_free(tags: str, at: int, kind: str) -> bool:
+    """Whether a free text cannot mean a name instead: next to an amount, or apart from the value."""
+    if kind.startswith("amount"):
+        return tags[at] in "NXS"
+    before, after = tags[:at].rstrip("aokN,("), tags[at + 1 :].lstrip("aokN,(")
+    return tags[at] == "N" and not before.endswith("V") and not after.startswith("V")
 
 
 def _tags(
@@ -543,6 +806,8 @@ def _tags(
     tags = before = ""
     for piece in _PIECE.finditer(rest):
         text = piece[0]
+        if text == "with" and before in ("together", "along", "jointly"):
+            text = ","  # a second one
         if not text[0].isalnum():
             tags += "V" if text[0] == _BLANK else text if text in "():" else ","
             continue
@@ -560,7 +825,7 @@ def _tags(
             is_verb = (
                 text.endswith("ly")
                 or before in _SUBJECTS
-                or (text.endswith("s") and (is_first or tags[-1:] in ("k", "s")))
+                or (text.endswith("s") and (is_first or tags[-1:] in ("k", "s", "V"[context.on_line :])))
             )
             is_new = not set(parts) & anywhere
             tags += _letter(text, is_plain and is_new, is_new, is_verb, context.on_line)
@@ -609,13 +874,21 @@ def _stem(word: str) -> str:
 
 def _record_texts(targets: Sequence[Any], context: AnswerContext) -> tuple[str, ...]:
     """What the records that show the values say."""
-    return _texts_with(tuple(map(format_value, targets)), tuple(result.content for result in context.results))
+    return tuple(
+        text for texts in _records_with(tuple(map(format_value, targets)), context) for text in texts
+    )
+
+
+def _records_with(values: tuple[str, ...], context: AnswerContext) -> tuple[tuple[str, ...], ...]:
+    return _texts_with(values, tuple(result.content for result in context.results))
 
 
 @lru_cache(maxsize=512)
-def _texts_with(values: tuple[str, ...], contents: tuple[str, ...]) -> tuple[str, ...]:
+def _texts_with(values: tuple[str, ...], contents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The texts of each record that says one of the values."""
     records = [record for content in contents for record in shown_records(content)]
-    told = [
-        record for record in records if any(says(value, text) for value in values for text in record.texts)
-    ]
-    return tuple(text for record in told for text in record.texts)
+    return tuple(
+        record.texts
+        for record in records
+        if any(says(value, text) for value in values for text in record.texts)
+    )

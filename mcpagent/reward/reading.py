@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -61,6 +61,8 @@ _AND_A_HALF = re.compile(
 )
 _COINS = re.compile(r"\b(\d+) (euros?|dollars?|pounds?|francs?) (\d\d)\b(?! ?[c¢p%])", re.IGNORECASE)
 _CLOCK, _PART_OF_DAY = pattern("clock"), pattern("part_of_day")
+_DOTTED = re.compile(r"\b[A-Za-z]\.(?: ?[A-Za-z]\.){1,2}")
+UNSAID, LEGAL = frozenset(WORDS["titles"].split()), frozenset(WORDS["legal_forms"].split())
 _COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?°\s?([NSEW])\b")
 _NUMERO = re.compile(r"\bno\.? ?(?=#?\d)|(?<!\w)#(?=\d)", re.IGNORECASE)
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
@@ -87,6 +89,9 @@ def canonical(text: str) -> str:
         text = unicodedata.normalize("NFKC", text.translate(_QUOTES))
         text = "".join(map(_plain_character, text))
     text = _LINK.sub(_link, _MARKS.sub("", text))
+    text = _DOTTED.sub(
+        lambda m: w if (w := m[0].replace(".", "").replace(" ", "")).lower() in LEGAL else m[0], text
+    )
     text = _COORDINATE.sub(lambda m: ("-" if m[2] in "SW" else "") + m[1], text)
     if any(map(text.lower().__contains__, _LONG_UNIT_STARTS)):
         text = _LONG_UNIT.sub(_long_unit, text)
@@ -185,6 +190,7 @@ _PERCENT = re.compile(r"percent\b|pct\b|prozent\b")
 _UNIT_BEFORE = re.compile(r"(?:([$€£¥₹])|\b([A-Z]{3}))\s?-?$|\b(inr|usd|chf|gbp|cad|aud) -?$")
 _UNIT_AFTER = re.compile(r"[ -]?([A-Za-z]+/[a-z]+|[A-Za-złμ]+[23]?(?![^\W\d])|[€£$¥₹¢%])")
 _POINT_GROUP = re.compile(r"-?[1-9]\d{0,2}\.\d{3}")
+_DAY_RANGE = re.compile(r"\b\d{1,2}(?:st|nd|rd|th)?\s?(?:-|to|until|bis)\s?$")  # 21 to 25 August
 _MORE_OF_IT = re.compile(r"(?:,| and|, and)?\s?")
 
 
@@ -213,14 +219,14 @@ def amounts(text: str) -> tuple[Amount, ...]:
     amounts_read: list[Amount] = []
     told = list(text)
     for moment in moments(text):
-        told[moment.start : moment.end] = " " * (moment.end - moment.start)
+        start = match.start() if (match := _DAY_RANGE.search(text[: moment.start])) else moment.start
+        told[start : moment.end] = " " * (moment.end - start)
     for number, start, end in [*located_numbers("".join(told))] or located_numbers(text):
         last = amounts_read[-1] if amounts_read else None
         amount = _amount(text, number, start, end, last.end if last else 0)
         if last is not None and _MORE_OF_IT.fullmatch(text[last.end : start]) and _is_part(amount, last):
-            together = (_base(last.number, last.unit) + _base(amount.number, amount.unit)) / _UNITS[
-                amount.unit or ""
-            ][1]
+            more = _base(amount.number, amount.unit) * (-1 if last.number < 0 else 1)
+            together = (_base(last.number, last.unit) + more) / _UNITS[amount.unit or ""][1]
             in_first = round(_in_unit(together, amount.unit or "", last.unit or ""), 9), last.unit
             amount = Amount(
                 round(together, 9), last.start, amount.end, amount.decimals, amount.unit, (in_first,)
@@ -305,7 +311,10 @@ def _reads(
 ) -> bool:
     if unit == "%" and "%" not in units.names:
         is_fraction = not units.may_be_percent or abs(value) < 1  # 5% is 0.05
-        return numbers_equal(value, number / 100 if is_fraction else number)
+        if not is_fraction:
+            return numbers_equal(value, number)
+        shown = replace(amount, decimals=amount.decimals + 2)
+        return _number_is(shown, round(number / 100, shown.decimals), value, tolerance)
     if unit is None or not units.names or unit in units.names:
         return _number_is(amount, number, value, tolerance)
     kind = _UNITS[unit][0]
@@ -338,9 +347,9 @@ def _number_is(amount: Amount, number: float, value: float, tolerance: float) ->
         return True
     if isinstance(value, int) or float(value).is_integer():
         return False
-    # Rounded as it is shown: 1858.03 and 1858.02 for 1858.025, but not 1858.0.
+    # Rounded as it is shown: 1858.03 and 1858.0 for 1858.025, but not 1858.
     is_precise = (
-        amount.decimals >= 2 and len(f"{abs(number):.{amount.decimals}f}".strip("0.").replace(".", "")) >= 3
+        amount.decimals >= 1 and len(f"{abs(number):.{amount.decimals}f}".strip("0.").replace(".", "")) >= 3
     )
     return is_precise and abs(number - value) <= 0.5 * 10.0**-amount.decimals * (1 + 1e-6)
 
@@ -364,37 +373,39 @@ def is_conversion(amount: Amount, of: Amount) -> bool:
 
 # Dates and times -------------------------------------------------------------------------------------------
 
-_MONTH = (
-    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
-    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
-)
-_DAY = r"\d{1,2}(?:st|nd|rd|th)?"
+_MONTHS = [tuple(names.split()) for names in WORDS["months"]]
+_PARSER = date_parser.parser(type("_Names", (date_parser.parserinfo,), {"MONTHS": _MONTHS})())
+_MONTH = rf"(?:{'|'.join(name for names in _MONTHS for name in names)})\b\.?"
+_DAY = r"\d{1,2}(?:st|nd|rd|th|er)?"
 _DATE = (
     r"\d{4}-\d{1,2}-\d{1,2}|\d{4}/\d{1,2}/\d{1,2}|\d{1,2}/\d{1,2}/\d{4}|\d{1,2}-\d{1,2}-\d{4}|\d{1,2}\.\s?\d{1,2}\.\s?\d{4}"
-    rf"|\b{_DAY}\.?[\s-]+(?:of\s+)?{_MONTH}(?:,?[\s-]+(?:of\s+)?\d{{4}}\b|[\s-]'?\d\d\b(?![:.]\d))?"
+    rf"|\b{_DAY}\.?[\s-]+(?:(?:of|de)\s+)?{_MONTH}(?:,?[\s-]+(?:(?:of|de)\s+)?\d{{4}}\b|[\s-]'?\d\d\b(?![:.]\d))?"
     rf"|\b{_MONTH}[\s-]+(?:the\s+)?{_DAY}\b(?:,?[\s-]+\d{{4}}\b)?"
     rf"|\b{_MONTH},?\s+(?:of\s+)?\d{{4}}\b|\b\d{{4}}-\d{{2}}\b(?!-)"
     r"|\b(?:0?[1-9]|1[0-2])/\d{4}\b|\b\d{1,2}([./])\d{1,2}\1\d\d\b(?![.,/\d])"
 )
 _TIME = (
-    r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[ap]\.?m\b\.?)?|\b\d{1,2}(?:\.\d{2})?\s?[ap]\.?m\b\.?"
-    r"|\bnoon\b|\bmidnight\b|\b\d{1,2} (?:o'clock|Uhr)\b|\b\d{1,2}h\d{2}\b"
+    r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[ap]\.?m\b\.?| Uhr\b)?|\b\d{1,2}(?:\.\d{2})?\s?[ap]\.?m\b\.?"
+    r"|\bnoon\b|\bmidnight\b|\b\d{1,2} (?:o'clock|Uhr(?: \d\d)?)\b|\b\d{1,2}\s?h\s?\d{2}\b(?!\s?m)"
 )
 _ZONES = {name: int(hours * 3600) for name, hours in WORDS["zones"].items()}
+_ZONE_NAME = re.compile(rf"\b({'|'.join(_ZONES)})\b")
 _ZONE = (
-    r"\s?\(?(?:(?:UTC|GMT)?\s?[+-]\d{2}:?\d{2}\b|(?:UTC|GMT)[+-]\d{1,2}\b|Z\b"
-    rf"|(?:{'|'.join(sorted(_ZONES, key=len, reverse=True))})\b)?"
+    r"(?:(?: (?:local )?time)?\s?\(?(?:(?:UTC|GMT)?\s?[+-]\d{2}:?\d{2}\b|(?:UTC|GMT)[+-]\d{1,2}\b|Z\b"
+    rf"|(?:{'|'.join(sorted(_ZONES, key=len, reverse=True))})\b))?"
 )
 _JOINT = r"(?:at|um|à|on|by|from|the|of|around|about|approximately|starting)"
-_WEEKDAY = r"(?:\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\.?,?\s+(?:the\s+)?)?"
+_DAYS = "|".join(WORDS["weekdays"].split())
+_WEEKDAY = rf"(?:\b(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*|{_DAYS})\.?,?\s+(?:the\s+)?)?"
 _BETWEEN = rf"(?:T|\s*(?:,| -)?\s*(?:{_JOINT}\s+){{0,2}}\s*|\s*\()"
 _MOMENT = re.compile(
     rf"{_WEEKDAY}(?:{_DATE})(?:{_BETWEEN}(?:{_TIME}|\d{{1,2}}\.\d\d\b(?![.,]\d)){_ZONE})?"
-    rf"|(?:{_TIME}){_ZONE}(?:{_BETWEEN}{_WEEKDAY}(?:the\s+)?(?:{_DATE}){_ZONE})?",
+    rf"|(?:{_TIME}){_ZONE}(?:\)?{_BETWEEN}{_WEEKDAY}(?:the\s+)?(?:{_DATE}){_ZONE})?",
     re.IGNORECASE,
 )
 _ZONE_SIGN = re.compile(r"(?:UTC|GMT)\s?([+-])(\d{1,2}):?(\d{2})?", re.IGNORECASE)
 _FIELDS = ("year", "month", "day", "hour", "minute", "second")
+_UNREAD = re.compile(rf"\b(?:{_JOINT}|de|(?:local )?time|Uhr)\b|[()]| - |(?<=\d)er\b", re.IGNORECASE)
 _DEFAULTS = (datetime(1904, 1, 1), datetime(1908, 12, 28, 23, 59, 58))
 
 
@@ -416,27 +427,37 @@ def moments(text: str) -> tuple[Moment, ...]:
     for match in _MOMENT.finditer(text):
         if moment := _moment(match[0]):
             moments_read.append(Moment(*moment, match.start(), match.end()))
+    apart = set(_ZONE_NAME.findall(text))
+    if len(apart) == 1 and not any("zone" in moment.said for moment in moments_read):
+        zone = timezone(timedelta(seconds=_ZONES[apart.pop()]))
+        return tuple(_in_zone(moment, zone) if "hour" in moment.said else moment for moment in moments_read)
     return tuple(moments_read)
+
+
+def _in_zone(moment: Moment, zone: timezone) -> Moment:
+    readings = tuple(reading.replace(tzinfo=zone) for reading in moment.readings)
+    return replace(moment, said=moment.said | {"zone"}, readings=readings)
 
 
 @lru_cache(maxsize=4096)
 def _moment(written: str) -> tuple[frozenset[str], tuple[datetime, ...]] | None:
+    written = re.sub(_WEEKDAY, "", written, count=1, flags=re.IGNORECASE)
     written = re.sub(r"\bnoon\b", "12:00", re.sub(r"\bmidnight\b", "00:00", written, flags=re.I), flags=re.I)
     written = re.sub(
-        r"(\d)\s+(?:o'clock|Uhr)|(\d)(?:\.(?=\d\d\s?[ap]\.?m)|h(?=\d\d))(\d\d)",
+        r"(\d)\s+(?:o'clock|Uhr)(?! \d)|(\d)(?:\.(?=\d\d\s?[ap]\.?m)|\s?h\s?(?=\d\d)| Uhr (?=\d\d))(\d\d)",
         lambda m: f"{m[1]}:00" if m[1] else f"{m[2]}:{m[3]}",
         written,
     )
     written = re.sub(r"(?<![\d.])(\d{1,2})\.(\d\d)$", r"\1:\2", written)
     written = _ZONE_SIGN.sub(lambda m: f"{m[1]}{int(m[2]):02}:{m[3] or '00'}", written)
-    written = re.sub(rf"\b{_JOINT}\b|[(]| - ", " ", written, flags=re.IGNORECASE)
+    written = _UNREAD.sub(" ", written)
     dayfirst = [False, True] if re.search(r"\d/\d{1,2}/\d", written) else ["." in written]
     readings: list[datetime] = []
     said: set[str] = set()
     for order in dayfirst:
         try:
             first, second = (
-                date_parser.parse(written, dayfirst=order, default=d, tzinfos=_ZONES) for d in _DEFAULTS
+                _PARSER.parse(written, dayfirst=order, default=d, tzinfos=_ZONES) for d in _DEFAULTS
             )
         except (ValueError, OverflowError):
             return None
@@ -481,7 +502,6 @@ _LETTERS = str.maketrans({"ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "å": "aa", "ø": "oe"})
 _WEEKDAY_NAME = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs?|ur)?(?:days?)?")
 _VERSION = re.compile(r"v\d+")
-UNSAID, LEGAL = frozenset(WORDS["titles"].split()), frozenset(WORDS["legal_forms"].split())
 _TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.\s*)+(?=[^\W\d_])")
 _BETWEEN_WORDS = frozenset(("and", "on", "in", "at", "of", "the", "with", "number"))
 
@@ -515,7 +535,7 @@ def name_spans(value: str, text: str) -> list[Span]:
     for form, is_rotated in _spellings(value):
         if is_rotated and spans:
             continue  # "Ramon Rossi, Ingrid Rossi" has no "Rossi, Ingrid"
-        apart = r"[/;&|\n\0]" if is_rotated else r"\0"
+        apart = r"[/;&|\n\0]|\band\b" if is_rotated else r"\0"
         runs = [run for tokens in read for run in _runs(form, tokens)]
         spans += [(a, b) for a, b in runs if not re.search(apart, text[a:b])]
     return _outermost(spans)
@@ -536,10 +556,14 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     """The ways to say a name, each as its words put together: all of it, and without titles and the like."""
     for some in (tokens, _bare_name(tokens, value)):
         yield "".join(word for word in some if word not in _BETWEEN_WORDS) or "".join(some)
-    if len(tokens) > 1 and re.fullmatch(r"(?:[A-Z][^\W\d_]*\.?[ -]?)+", value):
+    if (
+        len(tokens) > 1
+        and re.fullmatch(r"(?:[A-Z][^\W\d_]*\.?[ -]?)+", value)
+        and not re.match("[A-Z]{2}", value)
+    ):
         yield "".join(word[0] for word in tokens[:-1]) + tokens[-1]  # J. S. Bach
         yield "".join(word for word in tokens if len(word) > 1 and word not in UNSAID)
-    if len(tokens) == 1 and len(value) > 3 and value.isalpha() and not value.istitle():
+    if len(tokens) == 1 and len(value) > 2 and value.isalpha() and not value.istitle():
         yield from (tokens[0] + ending for ending in ("ed", "d", "s"))  # "pass": it passed
 
 
@@ -556,9 +580,10 @@ def _bare_name(tokens: list[str], value: str) -> list[str]:
 
 
 def _rotations(tokens: list[str], value: str) -> Iterator[str]:
-    """A person's names with the last ones first."""
+    """A person's names with the last ones first, and a thing with its measure first."""
     bare = _bare_name(tokens, value)
-    if 2 <= len(bare) <= 4 and value[:1].isupper() and all(word.isalpha() for word in bare):
+    is_person = 2 <= len(bare) <= 4 and value[:1].isupper() and all(word.isalpha() for word in bare)
+    if is_person or (3 <= len(bare) <= 5 and value.islower() and amounts(canonical(value))):  # hex key 5 mm
         for at in range(1, len(bare)):
             yield "".join(bare[at:] + bare[:at])
 
