@@ -14,6 +14,7 @@ from typing import Any
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
+from mcpagent.core.records import JsonObject
 from mcpagent.demo import pretrained as of_pretrained
 from mcpagent.demo.explored import ExploredServers
 from mcpagent.demo.pretrained import Pretrained
@@ -62,13 +63,15 @@ class Stages:
 
 @dataclass
 class Progress:
-    """What is finished, by stage: seconds, and how long the ledger was when the stage began. `fitted` are the
-    settings that follow from the pace of this machine, `said_s` is how long all was said to take."""
+    """What is finished, by stage: seconds, and how long the ledger was when the stage began. `pace` is what
+    was measured of this machine under the settings of the user; `fitted` are the settings that follow
+    from it, `said_s` is how long all was said to take."""
 
     path: Path
     seed: int
     servers: str | None = None  # the mcp.json; None: the built-in servers
     model: str | None = None  # None: the embedded one
+    pace: JsonObject | None = None
     fitted: dict[str, list[str]] | None = None
     said_s: float | None = None
     trained: str | None = None  # the checkpoint that GRPO has left

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
@@ -24,13 +24,18 @@ _WORDY = 2.0  # times as long as the demonstrations are the turns of a model tha
 
 
 def fitted(job: QuickstartJob) -> QuickstartJob:
-    """Return the job with the settings that fit this machine and the minutes: measured once, then kept."""
+    """Return the job with the settings that fit this machine and the minutes. It is measured once: minutes
+    that were too few leave what was measured for a second call."""
     pretrained = job.pretrained
     if pretrained is None or job.progress.fitted is not None:
         return job
     is_shaped = any(map(pretrained.has_set, ("training.batch_size", "rollout.group_size")))
-    with job.stage("pace", "measure one step", None) as advance:
-        pace = measure(job, is_shaped=is_shaped, on_part=parts(advance))
+    with_settings, kept = list(pretrained.settings), job.progress.pace or {}
+    if kept.get("with") != with_settings:
+        with job.stage("pace", "measure one step", None) as advance:
+            pace = measure(job, is_shaped=is_shaped, on_part=parts(advance))
+            kept = job.progress.pace = {"with": with_settings, **asdict(pace)}
+    pace = Pace(**{name: value for name, value in kept.items() if name != "with"})
     tasks = {split: job.out / "data" / f"{split}.jsonl" for split in ("heldout", "validation")}
     counts = {name: sum(1 for _ in read_tasks(file)) for name, file in tasks.items() if file.is_file()}
     shape = (job.grpo.training.batch_size, job.grpo.rollout.group_size)

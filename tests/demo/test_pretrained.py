@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 from mcpagent.demo.controls import run_controls
 from mcpagent.demo.job import QuickstartJob, Stages, open_job
+from mcpagent.demo.pace import fitted
 from mcpagent.demo.pretrained import Pace, Pretrained, fit
 from mcpagent.demo.quickstart import run_stages
 from mcpagent.errors import UserError
@@ -33,6 +35,7 @@ PACE = Pace(
     longest_turn=40,
 )
 SHAPES = ((16, 8), (8, 8), (4, 8), (4, 4))
+SAMPLES = Path(__file__).parents[2] / "data" / "samples"
 COUNTS = {"train": 40, "validation": 2, "heldout": 20}
 SHORT = ("training.max_steps=2", "training.batch_size=2", "rollout.group_size=2", "rollout.max_new_tokens=4")
 
@@ -112,6 +115,17 @@ def test_too_few_minutes_are_refused_with_how_many_are_enough() -> None:
     assert planned(enough).steps >= 8
     with pytest.raises(UserError):
         planned(enough - 1.5)
+
+
+def test_minutes_that_are_too_few_leave_the_pace_for_a_second_call(tmp_path: Path) -> None:
+    """There is no such model: to measure it again would fail."""
+    for settings, error in ((SHORT, "minutes are too few"), ((), "there is no such checkpoint")):
+        pretrained = Pretrained(model=str(tmp_path / "none"), minutes=1, settings=settings)
+        job = open_job(tmp_path / "run", seed=1, stages=noting([]), pretrained=pretrained)
+        job.progress.pace = {"with": list(SHORT), **asdict(PACE)}
+        shutil.copytree(SAMPLES, job.out / "data", dirs_exist_ok=True)
+        with pytest.raises(UserError, match=error):
+            fitted(job)
 
 
 def noting(notes: list[str]) -> Stages:
