@@ -46,6 +46,7 @@ _COMMON = pattern("common")
 _ADVICE = pattern("advice")
 _ONLY = re.compile(r"\b(?:only|just)\b")
 _FEW = 3
+_LARGE = 10_000
 _SMALL = 10  # "I have two tools" tells nothing
 
 
@@ -103,6 +104,8 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
         a.number not in given and (a.number > _SMALL or a.unit or str(a.number) in text)
         for a in amounts(told)
     ):
+        return True
+    if any(a.number not in given and a.number > _LARGE for a in amounts(canonical(text))):
         return True
     sourced, said = {_singular(word) for word in tokens(sources)}, set(tokens(context.said))
     for clause in _clauses(_SENTENCE.split(text)):

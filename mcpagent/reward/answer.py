@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, cast
 
 from mcpagent.core.answer_line import split_answer
@@ -38,6 +39,7 @@ _SENTENCE = re.compile(
     re.I,
 )
 _LINE = re.compile(rf"(?<=[.!?]){_NO_TITLE}\s+(?=[A-Z])|\n+")
+_THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _ASIDE = re.compile(
     r",\s+(?:and |but )?(?:while|whereas|after|before|which|who|though|although|unlike|compared|against"
     r"|because|with|as)\b([^.;\n]*)"
@@ -123,6 +125,9 @@ def _text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerCont
 
 def _is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
     is_typed = check.type not in ("must_include", "regex")  # of which the whole answer has been read
+    if is_typed and check.type != "number":  # what is denied of others is no offer
+        denied = [part for part in _SENTENCE.split(answer) if HEDGE.search(part)]
+        answer = reduce(lambda text, part: text.replace(part, ""), denied, answer)
     return _is_short(check, answer, facts, context) and not is_dump(answer, facts, context, is_typed=is_typed)
 
 
@@ -134,14 +139,18 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     if check.type == "must_include":
         return _includes_all(as_facts(value), check, text, context)
     sentences = [text, *_SENTENCE.split(text), *_LINE.split(text)]
-    parts = [part for part in dict.fromkeys([*sentences, *map(_without_aside, sentences)]) if part.strip()]
+    sentences = [
+        part for part in dict.fromkeys([*sentences, *map(_without_aside, sentences)]) if part.strip()
+    ]
     options = (True, False) if check.type == "yes_no" else check.options
-    given = [option for part in parts[1:] for option in options if is_given(check, [option], part, context)]
+    given = [
+        option for part in sentences[1:] for option in options if is_given(check, [option], part, context)
+    ]
     if given and given[-1] != value:
         return False  # corrected
     return any(
         is_given(check, [value], part, context) and not denied_after(text, text.find(part) + len(part))
-        for part in parts
+        for part in (*sentences, _THEREFORE.split(text)[-1])
     )
 
 
@@ -180,7 +189,7 @@ def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerCon
     right = [amount for amount in new if any(start <= amount.start < end for start, end in stated)]
     told = [a for a in new if a in right or not any(is_conversion(a, one) for one in right)]
     if any(one.unit for one in right):  # "for 4 nights" is not of it
-        told = [a for a in told if a.unit or not re.match(r" [a-z]{3,}", text[a.end :])]
+        told = [a for a in told if a.unit or not re.match(r" [^\W\d_]{3,}", text[a.end :])]
     return not told or told[-1] in right or not right
 
 

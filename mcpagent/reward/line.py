@@ -560,14 +560,14 @@ def pair_spans(
         of_thing = spans_of(_short(thing, list(pairs)), rest) if not spans_of(thing, rest) else []
         of_thing = of_thing or _item_spans(thing, rest, context, 0.0)
         marks += [(start, end, "thing", [thing]) for start, end in of_thing]
-        rest = blanked(rest, of_thing)
+        rest = blanked(rest, of_thing, "|")
     for value in sorted(
         {format_value(v): v for v in pairs.values()}.values(), key=lambda v: -len(format_value(v))
     ):
         owners = [thing for thing, other in pairs.items() if format_value(other) == format_value(value)]
         of_value = _item_spans(value, rest, context, tolerance, units)
         marks += [(start, end, "value", owners) for start, end in of_value]
-        rest = blanked(rest, of_value)
+        rest = blanked(rest, of_value, "|")
     marks.sort(key=lambda mark: mark[:2])
     return [mark[:2] for mark in marks] if _belong_together(marks, list(pairs)) else None
 

@@ -386,7 +386,8 @@ _DATE = (
 )
 _TIME = (
     r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[ap]\.?m\b\.?| Uhr\b)?|\b\d{1,2}(?:\.\d{2})?\s?[ap]\.?m\b\.?"
-    r"|\bnoon\b|\bmidnight\b|\b\d{1,2} (?:o'clock|Uhr(?: \d\d)?)\b|\b\d{1,2}\s?h\s?\d{2}\b(?!\s?m)"
+    r"|\b\d{1,2}\.\d{2} Uhr\b|\bnoon\b|\bmidnight\b|\b\d{1,2} (?:o'clock|Uhr(?: \d\d)?)\b"
+    r"|\b\d{1,2}\s?h\s?\d{2}\b(?!\s?m)"
 )
 _ZONES = {name: int(hours * 3600) for name, hours in WORDS["zones"].items()}
 _ZONE_NAME = re.compile(rf"\b({'|'.join(_ZONES)})\b")
@@ -669,8 +670,12 @@ def _digits_of(number: str) -> str:
 
 def _small_numbers(target: float, text: str) -> list[Span]:
     """Where 1 and 0 are said in words: "one comment", "no comments", "none"."""
-    said = {1: r"\b(?:one|once|a single)\b", 0: r"\b(?:none|zero|no|nobody|nothing|never)\b"}.get(int(target))
-    if said is None or target not in (0, 1):
+    said = {
+        2: r"\btwice\b",
+        1: r"\b(?:one|once|a single)\b",
+        0: r"\b(?:none|zero|no|nobody|nothing|never)\b",
+    }.get(int(target))
+    if said is None or target not in (0, 1, 2):
         return []
     return [match.span() for match in re.finditer(said, text, re.IGNORECASE)]
 
