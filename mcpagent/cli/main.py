@@ -164,8 +164,7 @@ def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
 
         words = ["mcpagent", *sys.argv[1:]]
         if isinstance(interrupt, Interrupted):
-            more = [] if interrupt.option is None or interrupt.option in words else [interrupt.option]
-            command = interrupt.command or shlex.join([*words, *more])
+            command = interrupt.command or shlex.join(words)
             Console().last_note(f"interrupted: {interrupt.kept}; go on with: {command}")
         else:
             done = str(interrupt) or "nothing is half-written"
