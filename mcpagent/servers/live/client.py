@@ -203,7 +203,7 @@ for _name in ("httpx", "httpcore"):
 
 
 _MAX_MESSAGE_CHARS = 200
-_TIMEOUT = httpx.Timeout(15.0, connect=5.0)
+TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 _KEY_REFUSED = {401, 402, 403}
 _QUOTA_USED_UP = {
     432: "the plan's limit is reached",
@@ -261,7 +261,7 @@ class ApiClient:
     def _read(self, response: httpx.Response) -> Any:
         """Return the JSON of a good answer; every other answer by whose fault it is."""
         status = response.status_code
-        document = _json(response)
+        document = json_of(response)
         said = _message(document)
         told = f": {said}" if said else ""
         if status == 429 or status >= 500:
@@ -298,12 +298,12 @@ async def open_api(
     """A client that sends `headers` and `params`, one of which holds the key, to one host only: redirects are
     not followed."""
     async with httpx.AsyncClient(
-        base_url=settings.base_url, headers=headers, params=params, timeout=_TIMEOUT, follow_redirects=False
+        base_url=settings.base_url, headers=headers, params=params, timeout=TIMEOUT, follow_redirects=False
     ) as http:
         yield ApiClient(settings, pace=pace, http=http)
 
 
-def _json(response: httpx.Response) -> Any:
+def json_of(response: httpx.Response) -> Any:
     """Return the document, or None if the body is not one."""
     try:
         return json.loads(response.content)

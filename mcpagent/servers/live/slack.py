@@ -6,29 +6,27 @@ session changed is what it sent.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-import aiohttp
+import httpx
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from slack_sdk.errors import SlackApiError
-from slack_sdk.web.async_client import AsyncWebClient
-from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
 from mcpagent.config.environment import environment
 from mcpagent.core.values import retry_after_s
 from mcpagent.servers.builtin import at_least_one, clean_values, echo
 from mcpagent.servers.embedded import Message, User
 from mcpagent.servers.live.client import (
+    TIMEOUT,
     LiveSettings,
     Rate,
     RequestPace,
     Transient,
     UpstreamFailed,
+    json_of,
     misshapen,
     persist,
 )
@@ -58,10 +56,6 @@ RATES = {
     "auth.test": Rate(100, 60),
 }
 
-# It logs request parameters, and would log them at its default level.
-_LOG = logging.getLogger("slack_sdk.web")
-_LOG.setLevel(logging.WARNING)
-
 T = TypeVar("T")
 
 # Slack's `error` codes by whose fault they are; one that is in neither table is never the model's.
@@ -89,39 +83,28 @@ class SlackApi:
     """Calls of the Web API. Raises `ToolError` or `UpstreamFailed`."""
 
     def __init__(
-        self, settings: LiveSettings, *, paces: dict[str, RequestPace], http: aiohttp.ClientSession
+        self, settings: LiveSettings, *, paces: dict[str, RequestPace], http: httpx.AsyncClient
     ) -> None:
         self._settings = settings
         self._paces = paces
-        self._client = AsyncWebClient(
-            token=settings.key, base_url=settings.base_url, session=http, logger=_LOG, retry_handlers=[]
-        )
+        self._http = http
 
     async def call(self, method: str, shape: type[T], **arguments: Any) -> T:
         """Return the answer of a method. One that writes is repeated only if it was not carried out."""
         # An empty argument is one that is not given: the cursor of a first page.
         given = {name: value for name, value in clean_values(arguments).items() if value != ""}
-        is_write = method in _WRITES
-        request: dict[str, Any] = {"json": given} if is_write else {"http_verb": "GET", "params": given}
 
         async def attempt() -> Any:
             try:
-                answer = await self._client.api_call(method, **request)
-            except SlackApiError as error:
-                raise self._refusal(method, error) from None
-            except aiohttp.ClientConnectorError as error:
+                if method in _WRITES:
+                    response = await self._http.post(method, json=given)
+                else:
+                    response = await self._http.get(method, params=given)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 raise Transient(f"the connection failed ({type(error).__name__})") from None
-            # The SDK raises an AttributeError for a body that is not a JSON object, and a RecursionError
-            # for one that is nested too deeply.
-            except (
-                aiohttp.ClientError,
-                TimeoutError,
-                ValueError,
-                AttributeError,
-                RecursionError,
-            ) as error:
+            except httpx.RequestError as error:
                 raise self._lost(method, type(error).__name__) from None
-            return answer.data
+            return self._read(method, response)
 
         document = await persist(attempt, settings=self._settings, pace=self._paces[method])
         try:
@@ -129,20 +112,22 @@ class SlackApi:
         except ValidationError as error:
             raise misshapen(self._settings, error) from None
 
-    def _refusal(self, method: str, error: SlackApiError) -> Exception:
-        response = error.response
-        if not isinstance(response, AsyncSlackResponse):  # the SDK could not read the body
-            return self._lost(method, "its answer is not JSON")
-        said = response.data if isinstance(response.data, dict) else {}
-        code, status = str(said.get("error", "")), response.status_code
+    def _read(self, method: str, response: httpx.Response) -> Any:
+        """Return the document of a good answer; every other answer by whose fault it is."""
+        said, status = json_of(response), response.status_code
+        if not isinstance(said, dict):
+            raise self._lost(method, "its answer is not JSON")
+        if status == 200 and said.get("ok"):
+            return said
+        code = str(said.get("error", ""))
         if status == 429 or code == "ratelimited":
-            return Transient("its rate limit is reached", retry_after_s=retry_after_s(response.headers))
+            raise Transient("its rate limit is reached", retry_after_s=retry_after_s(response.headers))
         if status >= 500 or code in _PASSING or not code:
-            return self._lost(method, f"it answered {status} {code}".strip(), retry_after_s(response.headers))
+            raise self._lost(method, f"it answered {status} {code}".strip(), retry_after_s(response.headers))
         if code in _MODELS_FAULT:
-            return ToolError(_MODELS_FAULT[code])
+            raise ToolError(_MODELS_FAULT[code])
         needed = f", the scope {said['needed']} is missing" if "needed" in said else ""
-        return UpstreamFailed(
+        raise UpstreamFailed(
             self._settings, f"refused {method} with {self._settings.key_name} ({code}{needed})"
         )
 
@@ -156,7 +141,6 @@ _MAX_CHANNELS = 1000  # the documented maxima of `limit`
 _MAX_USERS = 1000
 _MAX_MESSAGES = 999
 _MAX_PAGES = 50
-_TIMEOUT = aiohttp.ClientTimeout(total=15, connect=5)
 _CHANNEL_ID = re.compile(r"[CGD][A-Z0-9]{2,}")
 
 
@@ -343,7 +327,8 @@ async def open_slack(
     settings: LiveSettings, *, paces: dict[str, RequestPace], allow_send: Collection[str]
 ) -> AsyncGenerator[LiveSlack]:
     """A client of the live service; it is closed on leaving."""
-    async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
+    headers = {"Authorization": f"Bearer {settings.key}"}
+    async with httpx.AsyncClient(base_url=settings.base_url, headers=headers, timeout=TIMEOUT) as http:
         yield LiveSlack(SlackApi(settings, paces=paces, http=http), allow_send=allow_send)
 
 
