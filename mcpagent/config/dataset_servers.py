@@ -138,7 +138,7 @@ def read_dataset_servers(dataset: Path) -> DatasetServers | None:
 
 
 def _is_path(key: Key) -> bool:
-    return key == ("tools", "answers") or (key[:2] == ("tools", "per_server") and key[-1] == "workspace")
+    return key[:2] == ("tools", "per_server") and key[-1] == "workspace"
 
 
 def _found(path: Path, named: str, sha256: object) -> Path:

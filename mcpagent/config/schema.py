@@ -304,8 +304,6 @@ class ToolsConfig(Section):
     timeout_s: PositiveFloat = 30.0  # hard deadline of one call
     retry: Count = 3  # repeats of a call that is safe to repeat
     allow_list: StringTuple | None = None  # server.tool or server names; None: everything
-    # Answers to what servers ask in the middle of a call, a YAML or JSON file; None: it is refused.
-    answers: str | None = None
     read_only: StringTuple = ()  # server.tool or server: only reads, though it does not say so
     # all: every tool of a task is offered at once; search: a tool finds them, for sets of hundreds of tools.
     discovery: Literal["all", "search"] = "all"

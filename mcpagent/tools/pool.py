@@ -22,7 +22,6 @@ from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import limits_of
 from mcpagent.tools.metrics import PoolMetrics
-from mcpagent.tools.questions import load_rules
 from mcpagent.tools.server import StartedServer
 from mcpagent.tools.servers_config import (
     HttpServer,
@@ -65,7 +64,6 @@ class ToolPool:
         self._configs = tuple(servers)
         self._config = config
         self.on_change: OnChange = config.on_catalog_change
-        self._answers = None if config.answers is None else load_rules(Path(config.answers))
         self._ledger = ledger
         self._log_dir = log_dir
         self._on_note: Callable[[str], None] = lambda text: on_note(SECRETS.text(text))
@@ -185,7 +183,6 @@ class ToolPool:
             self._launcher(config, limits),
             limits=limits,
             config=self._config,
-            answers=self._answers,
             on_note=self._on_note,
             workspace=self._workspace(config, limits),
         )

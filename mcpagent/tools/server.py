@@ -26,7 +26,6 @@ from mcpagent.tools.catalog import (
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import CircuitBreaker, Gate
 from mcpagent.tools.metrics import CallCounts, ServerMetrics
-from mcpagent.tools.questions import AnswerRule, Questions
 from mcpagent.tools.schemas import SchemaCheck, pattern_notes, schema_problem
 from mcpagent.tools.supervisor import ServerSupervisor
 from mcpagent.tools.transports.open import Launcher, MemoryLauncher, StdioLauncher
@@ -43,8 +42,8 @@ _LONG_DESCRIPTION = 4000  # characters; longer ones are worth a look before a mo
 class StartedServer:
     """A server of the pool. `shared` is its one connection; None if every session has its own.
 
-    `limits` are its own (`limits_of`), `config` those of all servers; `answers` are to what it asks, and None
-    refuses that. `on_note` is told what of its tool list was left out, cleaned, cut or changed.
+    `limits` are its own (`limits_of`), `config` those of all servers. `on_note` is told what
+    of its tool list was left out, cleaned, cut or changed.
     """
 
     def __init__(
@@ -54,12 +53,10 @@ class StartedServer:
         *,
         limits: ServerSection,
         config: ToolsConfig,
-        answers: Sequence[AnswerRule] | None,
         on_note: Callable[[str], None],
         workspace: Workspace | None = None,
     ) -> None:
         self._config = config
-        self._answers = answers
         self.name = name
         self._workspace = workspace
         self.reset_s = 0.0  # the longest
@@ -150,7 +147,6 @@ class StartedServer:
             start_timeout_s=self.limits.start_timeout_s,
             on_tool_list=None if is_known else partial(self._compare, workspace),
             on_restart=self._count_restart,
-            questions=None if self._answers is None else Questions(self.name, self._answers),
             workspace=workspace,
         )
 

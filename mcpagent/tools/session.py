@@ -25,7 +25,7 @@ from mcpagent.tools.catalog import Catalog, near_match
 from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
 from mcpagent.tools.faults import CallFailed, CallLost, CallThrottled, LoginNeeded, classify
 from mcpagent.tools.limits import settled
-from mcpagent.tools.questions import ASKED_META_KEY, call_to_its_end
+from mcpagent.tools.questions import call_to_its_end
 from mcpagent.tools.server import StartedServer
 from mcpagent.tools.supervisor import Live, ServerSupervisor
 from mcpagent.tools.wire import cut_meta, cut_middle, render, wire_fault
@@ -245,7 +245,6 @@ async def make_call(
     params = CallToolRequestParams(name=pending.tool, arguments=pending.arguments, _meta=meta)
     request = CallToolRequest(params=params)
     wrote_to = pending.write_generation.generation if pending.write_generation is not None else None
-    questions = supervisor.questions
     patience_s = supervisor.start_timeout_s
     while True:
         begun_s = time.perf_counter()
@@ -261,14 +260,7 @@ async def make_call(
             if pending.is_write and pending.write_generation is not None:
                 pending.write_generation.generation = live.number
             try:
-                if questions is None:
-                    return await _send(server, supervisor, live, request, pending)
-                async with questions.asking:  # a question does not say which call it is about
-                    questions.take()
-                    answer = await _send(server, supervisor, live, request, pending)
-                    if asked := questions.take():
-                        answer.meta = {**(answer.meta or {}), ASKED_META_KEY: asked}
-                    return answer
+                return await _send(server, supervisor, live, request, pending)
             except CallThrottled as throttled:
                 await _sit_out(throttled, pending, timeout_s=server.timeout_s)
             except CallLost as lost:
@@ -292,7 +284,7 @@ async def _send(
     server.breaker.begin()
     pending.sendings += 1
     begun_s = time.perf_counter()
-    answer = call_to_its_end(live.client.session, request, supervisor.questions)
+    answer = call_to_its_end(live.client.session, request)
     task = asyncio.create_task(answer)
     live.calls.add(task)
     task.add_done_callback(live.calls.discard)

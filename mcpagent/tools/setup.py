@@ -84,8 +84,7 @@ def _version(server: ServerConfig, config: ToolsConfig, *, reported: str) -> str
             reached = content_digest(canonical([server.url]))
         case _:
             reached = ""
-    answers = "" if config.answers is None else content_digest(Path(config.answers).read_bytes())
-    return " ".join(filter(None, (reported, reached, answers)))
+    return " ".join(filter(None, (reported, reached)))
 
 
 def note_named(servers: Path) -> None:

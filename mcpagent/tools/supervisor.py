@@ -32,7 +32,6 @@ from mcpagent.tools.faults import (
     innermost,
 )
 from mcpagent.tools.limits import CircuitBreaker, settled
-from mcpagent.tools.questions import Questions
 from mcpagent.tools.transports.open import Launcher
 from mcpagent.tools.wire import FORBIDDEN, LOGIN_NEEDED, NOT_SENT, RESPONSE_LOST
 from mcpagent.tools.workspace import WorkspaceCopy
@@ -111,10 +110,8 @@ class ServerSupervisor:
         start_timeout_s: float = START_TIMEOUT_S,
         on_tool_list: Callable[[ToolList], None] | None = None,
         on_restart: Callable[[], None] = lambda: None,
-        questions: Questions | None = None,
         workspace: WorkspaceCopy | None = None,
     ) -> None:
-        self.questions = questions
         self.workspace = workspace
         self.name = name
         self.start_timeout_s = start_timeout_s
@@ -342,9 +339,7 @@ class ServerSupervisor:
                 live.fault, live.is_counted = str(ended), ended.is_lasting
 
         try:
-            async with self._launcher.client(
-                on_eof=leave.set, on_end=on_end, questions=self.questions
-            ) as client:
+            async with self._launcher.client(on_eof=leave.set, on_end=on_end) as client:
                 tool_list = ToolList()
                 if self._on_tool_list is not None:
                     tool_list = await read_tool_list(client)

@@ -135,7 +135,6 @@ def test_paths_of_settings_are_relative_to_the_folder_that_keeps_them(tmp_path: 
     tools = ToolsConfig.model_validate(
         {
             "servers": str(tmp_path / "mcp.json"),
-            "answers": str(tmp_path / "answers.yaml"),
             "per_server": {"files": {"workspace": str(tmp_path / "files")}},
         }
     )

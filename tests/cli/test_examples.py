@@ -21,7 +21,6 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import StateCheck
 from mcpagent.env.parsing import parse_action
 from mcpagent.synth.templates.template import load_templates
-from mcpagent.tools.questions import load_rules
 from mcpagent.tools.servers_config import load_servers
 from tests.house import ROOT
 from tests.test_docs import PAGES, _leaves
@@ -433,15 +432,6 @@ def a_configuration(text: str, folder: Path) -> None:
     assert sections.tools.per_server or sections.rollout.user_model
 
 
-def answers_of_a_server(text: str, folder: Path) -> None:
-    (folder / "answers.yaml").write_text(text)
-    assert [rule.asks for rule in load_rules(folder / "answers.yaml")] == [
-        "elicitation",
-        "elicitation",
-        "sampling",
-    ]
-
-
 _RECORDS: dict[tuple[str, str], Callable[[str, Path], Any]] = {
     ("README.md", '{"data_source"'): a_task,
     ("docs/configuration.md", '{"mcpServers"'): a_servers_file,
@@ -449,7 +439,6 @@ _RECORDS: dict[tuple[str, str], Callable[[str, Path], Any]] = {
     ("docs/data.md", '{"state"'): a_state,
     ("docs/data.md", "- name: channel-price"): a_template,
     ("docs/tools.md", "tools:"): a_configuration,
-    ("docs/tools.md", "- {server: shop"): answers_of_a_server,
     ("docs/environment.md", "rollout:"): a_configuration,
     ("docs/extending.md", "# my_templates/"): a_template_set,
 }

@@ -202,7 +202,7 @@ def env_settings(config: TrainConfig, *, run_dir: Path) -> JsonObject:
 
 
 def _absolute(tools: ToolsConfig) -> ToolsConfig:
-    paths = {name: getattr(tools, name) for name in ("servers", "answers", "cassette")}
+    paths = {name: getattr(tools, name) for name in ("servers", "cassette")}
     update: dict[str, Any] = {
         name: str(Path(path).resolve()) for name, path in paths.items() if path is not None
     }

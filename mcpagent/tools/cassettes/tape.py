@@ -32,7 +32,6 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
-from mcpagent.tools.questions import ASKED_META_KEY
 from mcpagent.tools.wire import cut_middle
 
 
@@ -165,7 +164,6 @@ class RecordedAnswer(Record):
     failure: FailureKind | None = None
     truncated_chars: int = 0
     limit_chars: int = 0
-    asked: list[JsonObject] = []  # what the server asked during the call, and how it was answered
 
     @classmethod
     def of(cls, result: ToolResult, *, limit_chars: int) -> RecordedAnswer | None:
@@ -179,13 +177,12 @@ class RecordedAnswer(Record):
             failure=result.failure,
             truncated_chars=result.truncated_chars,
             limit_chars=limit_chars if result.truncated_chars else 0,
-            asked=SECRETS.value(result.meta.get(ASKED_META_KEY, [])),
         )
 
     @property
     def digest(self) -> str:
         """A digest of the whole answer."""
-        return content_digest(canonical(self.model_dump(mode="json", exclude={"asked"})))
+        return content_digest(canonical(self.model_dump(mode="json")))
 
     def within(self, limit_chars: int) -> RecordedAnswer | None:
         """As a server would have answered under another limit; None if what that needs was cut off."""
@@ -210,7 +207,6 @@ class RecordedAnswer(Record):
             failure=self.failure,
             truncated_chars=self.truncated_chars,
             from_cassette=True,
-            meta={ASKED_META_KEY: SECRETS.value(self.asked)} if self.asked else {},
         )
 
 

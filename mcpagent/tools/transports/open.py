@@ -18,7 +18,6 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 from mcpagent.core.redact import SECRETS
 from mcpagent.storage.atomic import without_secrets
 from mcpagent.tools.faults import ServerEnded, innermost, untold
-from mcpagent.tools.questions import Questions, client_options
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.transports.http import http_streams, sse_streams
 from mcpagent.tools.transports.oauth import Authorization
@@ -36,10 +35,9 @@ class Launcher(Protocol):
         *,
         on_eof: Callable[[], None],
         on_end: Callable[[ServerEnded], None] = untold,
-        questions: Questions | None = None,
     ) -> AbstractAsyncContextManager[Client]:
         """Return a new client; `on_eof` is called as soon as the server has closed its end, `on_end` before
-        it with the reason, if that is known. `questions` answers what the server asks."""
+        it with the reason, if that is known."""
         ...
 
     def log_tail(self) -> str:
@@ -60,10 +58,9 @@ class MemoryLauncher:
         *,
         on_eof: Callable[[], None],
         on_end: Callable[[ServerEnded], None] = untold,
-        questions: Questions | None = None,
     ) -> AbstractAsyncContextManager[Client]:
         """Return a client of the object; nothing is started."""
-        return Client(self.server, mode=LATEST_MODERN_VERSION, **client_options(questions))
+        return Client(self.server, mode=LATEST_MODERN_VERSION)
 
     def log_tail(self) -> str:
         """Empty: it has no stderr."""
@@ -81,12 +78,10 @@ class _Negotiation:
         self._first = self._mode = mode
 
     @asynccontextmanager
-    async def client(self, streams: Transport, questions: Questions | None) -> AsyncGenerator[Client]:
+    async def client(self, streams: Transport) -> AsyncGenerator[Client]:
         async with AsyncExitStack() as stack:
             try:
-                client = await stack.enter_async_context(
-                    Client(streams, mode=self._mode, **client_options(questions))
-                )
+                client = await stack.enter_async_context(Client(streams, mode=self._mode))
             except BaseException:
                 self._mode = self._first
                 raise
@@ -112,7 +107,6 @@ class StdioLauncher:
         *,
         on_eof: Callable[[], None],
         on_end: Callable[[ServerEnded], None] = untold,
-        questions: Questions | None = None,
     ) -> AsyncGenerator[Client]:
         """Start the process and connect to it; it is ended on leaving."""
         config = self.config
@@ -122,7 +116,7 @@ class StdioLauncher:
         with self.log_path.open("ab") as log:
             streams = stdio_streams(config, log_file=log, on_eof=on_eof, on_end=on_end, on_left=self.on_left)
             try:
-                async with self._negotiation.client(streams, questions) as client:
+                async with self._negotiation.client(streams) as client:
                     yield client
             finally:
                 without_secrets(self.log_path)
@@ -157,13 +151,12 @@ class HttpLauncher:
         *,
         on_eof: Callable[[], None],
         on_end: Callable[[ServerEnded], None] = untold,
-        questions: Questions | None = None,
     ) -> AsyncGenerator[Client]:
         """Connect to the server; its session is ended on leaving."""
 
         def older() -> AbstractAsyncContextManager[Client]:
             streams = sse_streams(self._config, on_eof=on_eof, auth=self._auth)
-            return self._older.client(streams, questions)
+            return self._older.client(streams)
 
         async with AsyncExitStack() as stack:
             if self._is_sse:
@@ -171,7 +164,7 @@ class HttpLauncher:
                 return
             streams = http_streams(self._config, on_eof=on_eof, on_end=on_end, auth=self._auth)
             try:
-                client = await stack.enter_async_context(self._negotiation.client(streams, questions))
+                client = await stack.enter_async_context(self._negotiation.client(streams))
             except Exception as refusal:
                 if not _may_be_older(refusal):
                     raise
