@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, str)
 
-_PLACEHOLDER_KEY = "unused"  # the SDK insists on one; local servers seldom do
-
 
 def _option(name: str, help: str, *, minimum: int | None = None) -> typer.models.OptionInfo:
     return typer.Option(name, help=help, min=minimum)
@@ -139,7 +137,7 @@ def rewriting(options: LLMOptions, config: TrainConfig, folder: Path, *, console
     from mcpagent.synth.explore.rewrite import RewriteRun
 
     api = config.api
-    endpoint = replace(_endpoint(options, api), backend="chat")  # over Responses no tools are called
+    endpoint = _endpoint(options, api)
     return RewriteRun(
         endpoint=endpoint,
         solver=replace(endpoint, model=options.solver_model) if options.solver_model else None,
@@ -155,29 +153,12 @@ def rewriting(options: LLMOptions, config: TrainConfig, folder: Path, *, console
 
 def _endpoint(options: LLMOptions, api: ApiConfig) -> EndpointSettings:
     from mcpagent.config.environment import environment
-    from mcpagent.llm.endpoint import APIS, EndpointSettings
+    from mcpagent.llm.client import endpoint_settings
 
     env = environment()
-    base_url = api.base_url or env.get("OPENAI_BASE_URL") or None
-    key = env.get("OPENAI_API_KEY", "")
-    if not key and base_url is None:
-        raise UserError(
-            "OPENAI_API_KEY is not set",
-            remedy="set it, also in .env, or name a server: --set api.base_url=URL",
-        )
-    # Other servers speak Chat Completions; OpenAI's own models do more over Responses.
-    backend = _chosen(None, env, "OPENAI_BACKEND", "chat" if base_url else "responses")
-    if backend not in APIS:
-        raise UserError(
-            f"OPENAI_BACKEND is {backend!r}", where="environment", remedy="it is responses or chat"
-        )
-    return EndpointSettings(
-        model=_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"),
-        backend=backend,
-        base_url=base_url,
-        api_key=key or _PLACEHOLDER_KEY,
-        timeout_s=api.timeout_s,
-    )
+    if api.base_url is None:
+        api = api.model_copy(update={"base_url": env.get("OPENAI_BASE_URL") or None})
+    return endpoint_settings(_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"), api)
 
 
 def _chosen(given: T | None, env: Mapping[str, str], name: str, default: T) -> T:

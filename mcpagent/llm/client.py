@@ -144,16 +144,7 @@ def open_client(
 ) -> Iterator[RetryingClient]:
     """Yield a client of a Chat Completions API. `run` runs a coroutine on the loop on which it is asked.
     Raises UserError if the key is missing."""
-    endpoint = Endpoint(
-        EndpointSettings(
-            model=model,
-            backend="chat",
-            base_url=api.base_url,
-            api_key=_key(api),
-            timeout_s=api.timeout_s,
-        ),
-        on_note=on_note,
-    )
+    endpoint = Endpoint(endpoint_settings(model, api), on_note=on_note)
     try:
         yield RetryingClient(
             endpoint,
@@ -167,7 +158,8 @@ def open_client(
         run(endpoint.close())
 
 
-def _key(api: ApiConfig) -> str:
+def endpoint_settings(model: str, api: ApiConfig) -> EndpointSettings:
+    """Return where and how a model is asked. Raises UserError if the key is missing."""
     key = environment().get(_KEY, "")
     if not key and api.base_url is None:
         raise UserError(
@@ -175,4 +167,6 @@ def _key(api: ApiConfig) -> str:
             where=_KEY,
             remedy=f"export {_KEY}=..., or put it into .env; --set api.base_url=URL names another server",
         )
-    return key or _PLACEHOLDER_KEY
+    return EndpointSettings(
+        model=model, base_url=api.base_url, api_key=key or _PLACEHOLDER_KEY, timeout_s=api.timeout_s
+    )

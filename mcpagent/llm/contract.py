@@ -22,8 +22,8 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """`messages` are chat messages (`role`, `content`), whatever the backend. `schema` is the JSON schema of
-    the answer, enforced if the server can. `tools` (`core.tools.chat_schema`) need the chat backend."""
+    """`messages` are chat messages (`role`, `content`). `schema` is the JSON schema of the answer, enforced
+    if the server can; `tools` are those of `core.tools.chat_schema`."""
 
     messages: tuple[JsonObject, ...]
     max_output_tokens: int

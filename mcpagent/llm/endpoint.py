@@ -1,4 +1,4 @@
-"""One attempt at a request, over the `openai` SDK: Chat Completions or Responses, any compatible server."""
+"""One attempt at a request, over the `openai` SDK: Chat Completions of any compatible server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
@@ -49,25 +49,6 @@ def chat_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
     return body
 
 
-def responses_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
-    """Return the body of a Responses request; `mode` is one of MODES."""
-    body: dict[str, Any] = {
-        "model": model,
-        "input": list(request.messages),
-        "max_output_tokens": request.max_output_tokens,
-        "store": False,
-        **_sampling(request),
-    }
-    body.pop("seed", None)  # the Responses API has none
-    if request.schema is not None and mode == "json_schema":
-        body["text"] = {
-            "format": {"type": mode, "name": request.schema_name, "schema": request.schema, "strict": True}
-        }
-    elif request.schema is not None and mode == "json_object":
-        body["text"] = {"format": {"type": mode}}
-    return body
-
-
 def read_chat(raw: JsonObject) -> ChatReply:
     """Raise one of UNUSABLE if the body is not a chat completion."""
     choice = raw["choices"][0]
@@ -78,36 +59,17 @@ def read_chat(raw: JsonObject) -> ChatReply:
     return ChatReply(
         text=str(refusal or message.get("content") or ""),
         finish=Finish.REFUSED if refusal else Finish.TOOL_CALLS if calls else finish,
-        usage=_usage(raw, "prompt_tokens", "completion_tokens"),
+        usage=_usage(raw),
         raw=raw,
         tool_calls=calls,
     )
 
 
-def read_responses(raw: JsonObject) -> ChatReply:
-    """Raise one of UNUSABLE if the body is not a response."""
-    parts = [part for item in raw["output"] if item["type"] == "message" for part in item["content"]]
-    refusals = [part["refusal"] for part in parts if part["type"] == "refusal"]
-    texts = [part["text"] for part in parts if part["type"] == "output_text"]
-    finish = Finish.STOP
-    if raw.get("status") == "incomplete":
-        why = (raw.get("incomplete_details") or {}).get("reason")
-        finish = Finish.REFUSED if why == "content_filter" else Finish.LENGTH
-    elif raw.get("status") in {"failed", "cancelled"}:
-        raise ValueError(f"status {raw['status']}: {raw.get('error')}")
-    return ChatReply(
-        text="".join(refusals or texts),
-        finish=Finish.REFUSED if refusals else finish,
-        usage=_usage(raw, "input_tokens", "output_tokens"),
-        raw=raw,
-    )
-
-
-def _usage(raw: JsonObject, input_key: str, output_key: str) -> Usage | None:
+def _usage(raw: JsonObject) -> Usage | None:
     usage = raw.get("usage")
-    if not isinstance(usage, dict) or not {input_key, output_key} <= usage.keys():
+    if not isinstance(usage, dict) or not {"prompt_tokens", "completion_tokens"} <= usage.keys():
         return None
-    return Usage(int(usage[input_key]), int(usage[output_key]))
+    return Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
 
 
 def _sampling(request: ChatRequest) -> dict[str, Any]:
@@ -115,7 +77,7 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-_OPTIONAL = ("temperature", "seed", "store")
+_OPTIONAL = ("temperature", "seed")
 _NO_QUOTA = {"insufficient_quota", "billing_hard_limit_reached"}
 
 
@@ -204,16 +166,11 @@ def _message(error: openai.APIStatusError) -> str:
     return str(body or error.message)[:300]
 
 
-Api = Literal["chat", "responses"]
-APIS: tuple[Api, ...] = ("responses", "chat")
-
-
 @dataclass(frozen=True, kw_only=True)
 class EndpointSettings:
     """`base_url` None is OpenAI's own; `timeout_s` is the deadline of one attempt, its whole answer."""
 
     model: str
-    backend: Api = "responses"
     base_url: str | None = None
     api_key: str
     timeout_s: float = 120.0
@@ -274,15 +231,9 @@ class Endpoint:
         await self.close()
 
     async def _post(self, request: ChatRequest, headers: dict[str, str]) -> str:
-        concessions, model = self._concessions, self._settings.model
-        if self._settings.backend == "chat":
-            body = concessions.applied(chat_body(request, model=model, mode=concessions.mode))
-            answer = await self._client.chat.completions.with_raw_response.create(
-                **body, extra_headers=headers
-            )
-        else:
-            body = concessions.applied(responses_body(request, model=model, mode=concessions.mode))
-            answer = await self._client.responses.with_raw_response.create(**body, extra_headers=headers)
+        mode = self._concessions.mode
+        body = self._concessions.applied(chat_body(request, model=self._settings.model, mode=mode))
+        answer = await self._client.chat.completions.with_raw_response.create(**body, extra_headers=headers)
         return answer.text
 
     def _read(self, text: str) -> ChatReply:
@@ -290,7 +241,7 @@ class Endpoint:
             raw: Any = json.loads(text)
             # Some gateways repeat the key in what they answer.
             raw = SECRETS.value(raw)
-            return (read_chat if self._settings.backend == "chat" else read_responses)(raw)
+            return read_chat(raw)
         except UNUSABLE as error:
             text = f"{type(error).__name__}: {error}; the body is {text[:200]!r}"
             raise ChatFailed(FailureReason.BAD_BODY, SECRETS.text(text), may_be_billed=True) from None

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -26,6 +26,7 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
+from mcpagent.llm.endpoint import read_chat
 from mcpagent.storage.datasets import complete_lines, record_writer
 
 _FORMAT = 1
@@ -59,20 +60,11 @@ class JournalInUse(UserError):
 
 
 class Journal:
-    """The journal at `path` of the run that `run` describes; an `AttemptObserver`. `read` turns the raw body
-    of a response into a reply. `retry_failed` forgets which questions were given up. Raises UserError if
-    the file is in use, broken, or of another run."""
+    """The journal at `path` of the run that `run` describes; an `AttemptObserver`. `retry_failed` forgets
+    which questions were given up. Raises UserError if the file is in use, broken, or of another run."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        run: JsonObject,
-        read: Callable[[JsonObject], ChatReply],
-        retry_failed: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, *, run: JsonObject, retry_failed: bool = False) -> None:
         self._path = path
-        self._read = read
         self._run = {"format": _FORMAT, **run}
         self._answers: dict[str, tuple[int, int]] = {}  # key -> offset and length of its line
         self._gave_up: dict[str, JsonObject] = {}
@@ -108,7 +100,7 @@ class Journal:
         """Return the recorded answer. Raises ChatFailed if the question was given up."""
         if key in self._answers:
             offset, length = self._answers[key]
-            return self._read(json.loads(os.pread(self._file.fileno(), length, offset))["raw"])
+            return read_chat(json.loads(os.pread(self._file.fileno(), length, offset))["raw"])
         if key in self._gave_up:
             line = self._gave_up[key]
             raise ChatFailed(FailureReason(line["reason"]), line["text"])
@@ -204,7 +196,7 @@ class Journal:
                 self._gave_up.pop(key, None)  # it was asked again
             case "answered":
                 self._answers[key] = (offset, length)
-                self._spent.append((self._open[key].pop(), self._read(line["raw"]).usage))
+                self._spent.append((self._open[key].pop(), read_chat(line["raw"]).usage))
             case "failed":
                 self._spent.append((self._open[key].pop(), None if line["billed"] else Usage()))
                 self.failures.count(line["reason"], line["text"])
@@ -229,16 +221,14 @@ class Journal:
 
 
 @contextmanager
-def open_journal(
-    folder: Path, *, name: str, run: JsonObject, read: Callable[[JsonObject], ChatReply]
-) -> Iterator[tuple[Journal, Path]]:
+def open_journal(folder: Path, *, name: str, run: JsonObject) -> Iterator[tuple[Journal, Path]]:
     """Yield the first journal of this name in `folder` that no other process writes to. What was given up
     is asked again. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9.-]+", "-", name)
     for number in range(_MOST_JOURNALS):
         path = folder / (f"{stem}.jsonl" if number == 0 else f"{stem}-{number + 1}.jsonl")
         try:
-            journal = Journal(path, run=run, read=read, retry_failed=True)
+            journal = Journal(path, run=run, retry_failed=True)
         except JournalInUse:
             continue
         except OSError as error:

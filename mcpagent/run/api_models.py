@@ -12,7 +12,6 @@ from mcpagent.config.sections import ApiConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.llm.budget import ApiBudget, given_price, price_of
 from mcpagent.llm.client import open_client
-from mcpagent.llm.endpoint import read_chat
 from mcpagent.llm.journal import JournaledClient, open_journal
 from mcpagent.tools.io_thread import IOThread
 
@@ -48,7 +47,7 @@ def open_asked(
     api, budget = config.api.model_copy(update={"base_url": base_url}), budget_of(model, config.api)
     folder = Path(config.output_dir) / "api"
     with (
-        open_journal(folder, name=name, run=run, read=read_chat) as (journal, path),
+        open_journal(folder, name=name, run=run) as (journal, path),
         open_client(model, api, budget=budget, run=io.run, on_note=on_note, observer=journal) as client,
     ):
         journal.charge(budget)

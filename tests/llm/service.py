@@ -28,7 +28,7 @@ class Received:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        return self.body.get("messages") or self.body["input"]
+        return self.body["messages"]
 
 
 @dataclass(frozen=True)
@@ -67,22 +67,12 @@ class Service:
 def says(
     received: Received, text: str, *, refuses: bool = False, is_cut: bool = False, is_metered: bool = True
 ) -> Answer:
-    """`text` as the answer of the API that was asked; 100 tokens in and 20 out."""
-    if received.path.endswith("/chat/completions"):
-        message = {"role": "assistant", "content": None if refuses else text}
-        message |= {"refusal": text} if refuses else {}
-        usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
-        choice = {"index": 0, "message": message, "finish_reason": "length" if is_cut else "stop"}
-        body: dict[str, Any] = {"id": "c", "object": "chat.completion", "choices": [choice]}
-    else:
-        part = {"type": "refusal", "refusal": text} if refuses else {"type": "output_text", "text": text}
-        usage = {"input_tokens": 100, "output_tokens": 20, "total_tokens": 120}
-        body = {"id": "r", "object": "response", "status": "incomplete" if is_cut else "completed"}
-        body["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-        body["output"] = [
-            {"type": "reasoning", "id": "x", "summary": []},
-            {"type": "message", "role": "assistant", "content": [part]},
-        ]
+    """`text` as the answer; 100 tokens in and 20 out."""
+    message = {"role": "assistant", "content": None if refuses else text}
+    message |= {"refusal": text} if refuses else {}
+    usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+    choice = {"index": 0, "message": message, "finish_reason": "length" if is_cut else "stop"}
+    body: dict[str, Any] = {"id": "c", "object": "chat.completion", "choices": [choice]}
     return Answer(body={**body, "model": received.body["model"], **({"usage": usage} if is_metered else {})})
 
 

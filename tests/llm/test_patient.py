@@ -9,7 +9,7 @@ from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget, BudgetSpent, Price, at_most
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, Finish
-from mcpagent.llm.endpoint import APIS, Api, Endpoint, EndpointSettings, json_of
+from mcpagent.llm.endpoint import Endpoint, EndpointSettings, json_of
 from tests.llm.service import API_KEY, Answer, Received, Script, Service, error, says, service
 
 SCHEMA = {
@@ -28,7 +28,6 @@ def use(
     script: Script,
     work: Callable[[RetryingClient], Awaitable[Any]],
     *,
-    backend: Api = "chat",
     budget: Callable[[], ApiBudget] = ApiBudget,
     timeout_s: float = 20.0,
     **options: Any,
@@ -37,9 +36,7 @@ def use(
     notes: list[str] = []
 
     async def run(url: str) -> Any:
-        settings = EndpointSettings(
-            model="m", backend=backend, base_url=url, api_key=API_KEY, timeout_s=timeout_s
-        )
+        settings = EndpointSettings(model="m", base_url=url, api_key=API_KEY, timeout_s=timeout_s)
         async with Endpoint(settings, on_note=notes.append) as endpoint:
             return await work(RetryingClient(endpoint, budget=budget(), **options))
 
@@ -57,23 +54,21 @@ async def failing(client: RetryingClient) -> ChatFailed:
     return failed.value
 
 
-@pytest.mark.parametrize("backend", APIS)
-def test_both_apis_send_the_schema_and_read_the_answer(backend: Api) -> None:
-    reply, running, _ = use(lambda received: says(received, GOOD), ask, backend=backend)
+def test_the_schema_is_sent_and_the_answer_read() -> None:
+    reply, running, _ = use(lambda received: says(received, GOOD), ask)
     assert (json_of(reply), reply.finish) == ({"n": 3}, Finish.STOP)
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (100, 20)
     (received,) = running.received
     assert received.authorization == f"Bearer {API_KEY}"
     body = received.body
-    sent = body["response_format"]["json_schema"] if backend == "chat" else body["text"]["format"]
+    sent = body["response_format"]["json_schema"]
     assert sent["schema"] == SCHEMA
     assert sent["strict"] is True
 
 
-@pytest.mark.parametrize("backend", APIS)
-def test_a_refusal_and_a_cut_answer_are_told_from_an_answer(backend: Api) -> None:
-    refused, _, _ = use(lambda received: says(received, "no", refuses=True), ask, backend=backend)
-    cut, _, _ = use(lambda received: says(received, '{"n', is_cut=True), ask, backend=backend)
+def test_a_refusal_and_a_cut_answer_are_told_from_an_answer() -> None:
+    refused, _, _ = use(lambda received: says(received, "no", refuses=True), ask)
+    cut, _, _ = use(lambda received: says(received, '{"n', is_cut=True), ask)
     assert (refused.finish, refused.text) == (Finish.REFUSED, "no")
     assert (cut.finish, json_of(cut)) == (Finish.LENGTH, None)
 

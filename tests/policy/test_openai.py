@@ -40,7 +40,6 @@ def ask(
             Endpoint(
                 EndpointSettings(
                     model="m",
-                    backend="chat",
                     base_url=url,
                     api_key=API_KEY,
                     timeout_s=settings.pop("timeout_s", 20.0),

@@ -25,7 +25,7 @@ from mcpagent.interrupts import Interrupted
 from mcpagent.llm.budget import ApiBudget, BudgetSpent
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
-from mcpagent.llm.endpoint import Endpoint, EndpointSettings, read_chat
+from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.llm.journal import Journal, JournaledClient
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.openai import OpenAIPolicy
@@ -73,7 +73,7 @@ class RewriteRun:
             "seed": self.seed,
             "catalog_hash": catalog_hash,
         }
-        return Journal(self.journal, run=run, read=read_chat, retry_failed=self.retry_failed)
+        return Journal(self.journal, run=run, retry_failed=self.retry_failed)
 
     def apply(
         self, data: GeneratedData, pool: ToolProvider, io: IOThread, console: Console

@@ -20,7 +20,7 @@ from mcpagent.interrupts import Interrupted
 from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
-from mcpagent.llm.endpoint import Endpoint, read_chat, read_responses
+from mcpagent.llm.endpoint import Endpoint
 from mcpagent.llm.journal import Journal, JournaledClient
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.generate import DatasetOutput
@@ -100,7 +100,6 @@ def make_dataset_with_model(
         **told,
         "paths": {split: str(path) for split, path in paths.items()},
         "model": asking.endpoint.model,
-        "backend": asking.endpoint.backend,
         "prompts_sha256": asking.prompts.sha256,
         "journal": str(journal.path),
         "seed": settings.seed,
@@ -119,7 +118,6 @@ def run_description(settings: TaskSettings, asking: AskSettings, catalog_hash: s
     return {
         "seed": settings.seed,
         "model": asking.endpoint.model,
-        "backend": asking.endpoint.backend,
         "max_output_tokens": asking.max_output_tokens,
         "prompts_sha256": asking.prompts.sha256,
         "catalog_hash": catalog_hash,
@@ -170,14 +168,12 @@ async def generate_with_model(
     provenance = {
         "template": "llm",
         "model": asking.endpoint.model,
-        "backend": asking.endpoint.backend,
         "prompts_sha256": asking.prompts.sha256,
         "seed": settings.seed,
         "catalog_hash": offer.catalog_hash,
     }
     run = run_description(settings, asking, offer.catalog_hash)
-    read = read_chat if asking.endpoint.backend == "chat" else read_responses
-    with Journal(journal_file.path, run=run, read=read, retry_failed=journal_file.retry_failed) as journal:
+    with Journal(journal_file.path, run=run, retry_failed=journal_file.retry_failed) as journal:
         journal.charge(budget)
         recorded = journal.answered_count
         async with Endpoint(asking.endpoint, on_note=on_note) as endpoint:

@@ -70,7 +70,7 @@ class Model:
 def rewritten(
     tasks: Tasks, at: Service, journal: Path, *, budget: ApiBudget | None = None, **settings: Any
 ) -> tuple[Mapping[str, Sequence[Task]], Mapping[str, int]]:
-    endpoint = EndpointSettings(model="m", backend="chat", base_url=at.url, api_key=API_KEY)
+    endpoint = EndpointSettings(model="m", base_url=at.url, api_key=API_KEY)
     run = RewriteRun(
         endpoint=endpoint,
         solver=replace(endpoint, model="other"),

@@ -25,7 +25,7 @@ from tests.synth.llm.running import JOURNAL, answered, generate, invoke, journal
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Task], list[Received]]:
-    """Two samples of each kind, over the Responses API."""
+    """Two samples of each kind."""
     out = tmp_path_factory.mktemp("made") / "out"
     with service(model) as running:
         options = (
@@ -37,9 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list
             "api.price_out=10",
         )
         options += ("--set", "api.timeout_s=6")  # two samples hang
-        document = generate(
-            running.url, out, "--n-samples", str(2 * KINDS), *options, OPENAI_BACKEND="responses"
-        )
+        document = generate(running.url, out, "--n-samples", str(2 * KINDS), *options)
     tasks = [task for path in document["paths"].values() for task in read_tasks(path)]
     return document, tasks, running.received
 
@@ -88,7 +86,7 @@ def test_answers_are_what_the_tools_found_and_provenance_says_who_wrote_the_task
         assert task.truth.final_answer is not None
         assert "${" not in repr([task.truth.final_answer, task.truth.reference_answer])
         info = task.extra_info
-        assert (info["model"], info["backend"], info["generator"]) == ("scripted", "responses", "llm")
+        assert (info["model"], info["generator"]) == ("scripted", "llm")
         assert info["prompts_sha256"] == document["prompts_sha256"]
         shown = info["verdicts"]
         assert (shown["gold_reward"], shown["replays"], shown["no_op"]) == (1.0, 1, "silence fails")
@@ -172,7 +170,6 @@ def test_the_environment_sets_what_the_options_do_not(tmp_path: Path) -> None:
     env = {
         "N_SAMPLES": "9",
         "OPENAI_MODEL": "from-env",
-        "OPENAI_BACKEND": "responses",
         "MAX_TOOLS": "2",
         "MAX_TURNS": "5",
         "DOMAINS": "desks, prices",
@@ -182,7 +179,7 @@ def test_the_environment_sets_what_the_options_do_not(tmp_path: Path) -> None:
         document = generate(running.url, tmp_path / "out", "--n-samples", "4", **env)
     tasks = [task for path in document["paths"].values() for task in read_tasks(path)]
     assert document["samples"] == 4  # the option wins
-    assert (document["model"], document["backend"]) == ("scripted", "responses")
+    assert document["model"] == "scripted"
     assert {task.truth.complexity for task in tasks} == {"moderate"}
     assert {task.truth.max_turns for task in tasks} == {5}
     assert {task.truth.limits.max_tools for task in tasks} == {2}
@@ -426,7 +423,6 @@ def test_a_run_without_a_single_task_fails_and_says_why(tmp_path: Path) -> None:
     [
         (("--set", "api.max_cost=1"), {}, "api.price_in"),
         (("--set", "api.price_in=1"), {}, "api.price_out"),
-        ((), {"OPENAI_BACKEND": "telepathy"}, "responses or chat"),
         ((), {"COMPLEXITIES": "simple,hardest"}, "hardest"),
         ((), {"N_SAMPLES": "many"}, "N_SAMPLES is 'many'"),
     ],
