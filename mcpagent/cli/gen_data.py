@@ -22,14 +22,13 @@ from mcpagent.cli.options import (
     with_options,
 )
 from mcpagent.cli.results import dataset_blocks
-from mcpagent.console import Block, Console, counted
+from mcpagent.console import Block, Console
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES
 
 if TYPE_CHECKING:
     from mcpagent.config.schema import ToolsConfig
     from mcpagent.core.tools import ToolSpec
-    from mcpagent.synth.failures import FailedTasks
 
 app = command_app()
 
@@ -62,27 +61,6 @@ class SourceOptions:
         ),
     ] = False
     seed_value: SeedValue = None
-    from_failures: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Only tasks near those that the policy of a run failed: the same calls about other things, "
-            "one call less, one more. They are for training: train.jsonl alone.",
-        ),
-    ] = None
-
-    def read_failures(self, *, seed: int, console: Console) -> FailedTasks | None:
-        """Return what the policy of `--from-failures` failed, if a run is named. Raises UserError."""
-        from mcpagent.synth.failures import read_failures
-
-        if self.from_failures is None:
-            return None
-        failures = read_failures(self.from_failures, seed=seed)
-        console.note(
-            f"{failures.n_tasks} of the {failures.n_played} tasks that {self.from_failures} met were failed, "
-            f"of {counted(len(failures.variation.failed), 'kind')}"
-        )
-        return failures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +135,6 @@ def gen_data(
 
     Example: mcpagent gen-data --explore --servers mcp.json --config notes.yaml
 
-    Example: mcpagent gen-data --from-failures outputs/mine --train 200 --out data/harder
-
     Example: mcpagent gen-data --explore --servers mcp.json --rewrite --set api.max_cost=5 --out data/mine
 
     Example: mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/part-1
@@ -182,21 +158,16 @@ def gen_data(
         check_output(size.out, overwrite=size.overwrite)
         config = replace(options, read_only=source.read_only).config(console, has_data=False)
         seed, has_servers = config.seed, options.servers is not None
-        failures = source.read_failures(seed=seed, console=console)
         tools = config.tools
-        if not has_servers and failures is not None:
-            tools = failures.config.tools
-        elif not has_servers and not llm and (source.templates == "full" or source.explore):
+        if not has_servers and not llm and (source.templates == "full" or source.explore):
             tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
         if not llm and (source.explore or has_servers):
             tools = _with_readers(tools, size.out, console, takes_guess=source.yes_read_only)
         remembered = DatasetServers.of(size.out, tools)
         check_dataset_servers(remembered, overwrite=size.overwrite)
-        counts = {"train": size.train}
-        if failures is None:
-            counts |= {"validation": size.validation, "heldout": size.heldout}
+        counts = {"train": size.train, "validation": size.validation, "heldout": size.heldout}
         output = DatasetOutput(folder=size.out, counts=counts, servers=remembered, overwrite=size.overwrite)
-        answer_line = size.answer_line if failures is None else failures.answer_line
+        answer_line = size.answer_line
         if answer_line is None:  # the embedded model was not made for it
             answer_line = source.explore or has_servers or source.templates != "core"
         if llm:
@@ -213,7 +184,6 @@ def gen_data(
             explore=source.explore,
             console=console,
             seed_values=values,
-            failures=failures,
             rewriting=rewriting(writer, config, size.out, console=console) if rewrite else None,
             shard=shard_of(size.shard),
         )
@@ -222,9 +192,8 @@ def gen_data(
 
 def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, llm: bool) -> None:
     """Raise UserError for options that do not go together."""
-    for option, given in (("--seed-value", source.seed_value), ("--from-failures", source.from_failures)):
-        if llm and given:
-            raise UserError(f"{option} is not for --llm", remedy="leave one of them out")
+    if llm and source.seed_value:
+        raise UserError("--seed-value is not for --llm", remedy="leave one of them out")
     if rewrite and (llm or not source.explore):
         raise UserError("--rewrite is for the questions of --explore", remedy="add --explore, without --llm")
     shard_of(size.shard)

@@ -31,7 +31,6 @@ from mcpagent.synth.explore.candidates import Slot, argument_shape
 from mcpagent.synth.explore.changes import Effects
 from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.explore.tasks import Learned, explore_dataset
-from mcpagent.synth.failures import FailedTasks, Variation
 from mcpagent.synth.tasks.prove import plays_alike
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS
@@ -80,25 +79,18 @@ def make_dataset(
     explore: bool,
     console: Console,
     seed_values: Mapping[str, Sequence[Any]] | None = None,
-    failures: FailedTasks | None = None,
     rewriting: RewriteRun | None = None,
     shard: tuple[int, int] = (1, 1),
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
     `full` or a folder. Without a template for the servers, and with `explore`, the tasks come from what
-    read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). With `failures` they
-    are near those that a policy failed, made the way that those were. With `answer_line` the tasks ask for a
-    last line that gives the answer, which is graded alone. A `shard` (I, N) makes the I-th of N
-    shares of the tasks. Raises UserError."""
+    read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). With `answer_line`
+    the tasks ask for a last line that gives the answer, which is graded alone. A `shard` (I, N) makes the
+    I-th of N shares of the tasks. Raises UserError."""
     started = time.perf_counter()
     template_set = load_templates(
         resource_path(_SHIPPED[templates]) if templates in _SHIPPED else Path(templates)
     )
-    if failures is not None:
-        seed = failures.variation.dataset_seed
-        shipped = (resource_path(folder) for folder in _SHIPPED.values())
-        made_by = failures.templates_among([template_set, *map(load_templates, shipped)])
-        template_set, explore = made_by or template_set, explore or made_by is None
     data, more = _generate(
         template_set,
         tools,
@@ -110,15 +102,10 @@ def make_dataset(
         answer_line=answer_line,
         explore=explore,
         seed_values=seed_values or {},
-        variation=None if failures is None else failures.variation,
         rewriting=rewriting,
     )
     if strict_cassette(tools) is None:
         data, more["fresh_start"] = _proven_anew(data, tools, console, seed=seed)
-    if failures is not None:
-        described = failures.variation.described
-        data = replace(data, tasks={s: DiskList(map(described, of)) for s, of in data.tasks.items()})
-        more["from_failures"] = failures.as_json()
     paths = output.write(data.tasks)
     document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
     document |= more
@@ -139,14 +126,13 @@ def _generate(
     answer_line: bool,
     explore: bool,
     seed_values: Mapping[str, Sequence[Any]],
-    variation: Variation | None,
     rewriting: RewriteRun | None,
     shard: tuple[int, int],
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what else the document says: what was explored, what the cassette did."""
     drawing: dict[str, Any] = {"counts": counts, "seed": seed, "distractors": distractors}
     drawing["answer_line"] = answer_line
-    drawing |= {"variation": variation, "shard": shard}
+    drawing["shard"] = shard
     with open_tools(tools, on_note=console.note) as opened:
         fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
         if explore or not fitting.templates:
@@ -215,7 +201,6 @@ def _explore(
     seed: int,
     distractors: int | None,
     answer_line: bool,
-    variation: Variation | None,
     shard: tuple[int, int],
 ) -> tuple[GeneratedData, JsonObject]:
     """The tasks, and what was learned on the way to them."""
@@ -265,7 +250,6 @@ def _explore(
                 answer_line=answer_line,
                 on_progress=on_progress,
                 learned=Learned(cache, graph, effects.changes, effects.watch),
-                variation=variation,
                 shard=shard,
             )
         )

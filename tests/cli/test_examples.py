@@ -83,7 +83,6 @@ SLOW = (
     "mcpagent eval regrade after.json --out again.json",
     "mcpagent certify outputs/mine --out certificate",
     "mcpagent certify --check certificate --replay 8",
-    "mcpagent gen-data --from-failures outputs/mine --train 200 --out data/harder",
     "mcpagent report outputs/mine",
     "mcpagent export outputs/mine --merge --out model",
     "mcpagent rollout --policy gold --out outputs/gold.jsonl.zst --servers mcp.json"

@@ -24,7 +24,6 @@ from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
 from mcpagent.synth.explore.subjects import Subjects
 from mcpagent.synth.explore.walks import Walk
-from mcpagent.synth.failures import Skill, Variation
 from mcpagent.synth.tasks.inspect import answer_values, stands_in
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task
@@ -46,7 +45,6 @@ _SPARE_TURNS = 3
 _LACKING = 3  # solvable walks for each in which nothing is to be called
 _AT_LEAST, _AT_MOST = 0.25, 0.5  # of the walks change something, if a server can be changed
 _NO_PLAN = ("field", "right", "entity")  # what a question lacks so that it has no plan at all
-_DRAWS = 100  # walks that are looked at for one near a failed skill
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ async def explore_dataset(
     answer_line: bool = False,
     on_progress: Progress | None = None,
     learned: Learned | None = None,
-    variation: Variation | None = None,
     asked: Asked | None = None,
     shard: tuple[int, int] = (1, 1),
 ) -> GeneratedData:
@@ -89,9 +86,8 @@ async def explore_dataset(
     tools are looked at first, unless it is given what was `learned`.
 
     What is asked about in one split is not in another, and no call of training is about it either. `asked`
-    says which questions, of every shape if it is None. With a `variation` they are tasks near those that were
-    failed. A `shard` (I, N) makes the I-th of N shares. Raises UserError if no tool may be called, or none
-    gives anything to ask about.
+    says which questions, of every shape if it is None. A `shard` (I, N) makes the I-th of N shares. Raises
+    UserError if no tool may be called, or none gives anything to ask about.
     """
     check_counts(counts)
     if learned is None:
@@ -113,7 +109,7 @@ async def explore_dataset(
     assigned = shares.assign(
         map(subjects.of_fact, things),
         seed=seed,
-        least=dict.fromkeys(splits if variation is None else variation.splits, 1),
+        least=dict.fromkeys(splits, 1),
     )
 
     def split_of(subject: str) -> str:
@@ -127,7 +123,7 @@ async def explore_dataset(
     sources = {
         split: _WalkSource(
             split=split, facts=members, learned=learned, offer=offer, seed=seed, split_of=split_of, turn=turn,
-            variation=variation, asked=asked, subjects=subjects,
+            asked=asked, subjects=subjects,
         )
         for split, members in of_split.items()
     }  # fmt: skip
@@ -153,7 +149,6 @@ class _WalkSource:
     seed: int
     split_of: Callable[[str], str]
     turn: asyncio.Lock
-    variation: Variation | None
     asked: Asked
     subjects: Subjects
     index: int = 0
@@ -177,7 +172,7 @@ class _WalkSource:
             return None
         # If there is little to ask, what cannot be done would be most of what is left.
         is_too_much = (self.lacking + 1) * _LACKING > self.solvable + _LACKING
-        if walk.lack and is_too_much and self.variation is None:
+        if walk.lack and is_too_much:
             return None
         self.drawn.add(walk.key)
         self.lacking += bool(walk.lack)
@@ -187,8 +182,7 @@ class _WalkSource:
 
     def _subjects(self, walk: Walk) -> Collection[str]:
         """What has to be of this split: no fact decides where an invented name belongs."""
-        is_free = walk.invented and self.variation is None
-        invented = [json.dumps(["invented", walk.invented])] if is_free else []
+        invented = [json.dumps(["invented", walk.invented])] if walk.invented else []
         begins_anywhere = self.split != "train" and self.asked.begins_anywhere
         return [*(() if begins_anywhere else self.subjects.of_walk(walk)), *invented]
 
@@ -197,19 +191,7 @@ class _WalkSource:
         return Random(derive_seed(self.seed, "walk", self.split, self.index - 1, *label))
 
     def _drawn(self) -> Walk | None:
-        """A walk; near failed skills one of those, each as often as it was failed."""
-        if not self.facts:
-            return None
-        if self.variation is None:
-            return self.shapes.draw(self._rng())
-        for _ in range(_DRAWS):
-            rng = self._rng(self.variation.draw_seed)
-            if (walk := self.shapes.draw(rng)) is not None:
-                calls = () if walk.lack in _NO_PLAN else walk.facts
-                skill = Skill.of(walk.kind, [fact.spec.dotted for fact in calls])
-                if rng.random() < self.variation.share(skill):
-                    return walk
-        return None
+        return self.shapes.draw(self._rng()) if self.facts else None
 
     def _change(self, share: float) -> Walk | None:
         """A walk that changes something, if that is less than a share of all."""
@@ -226,8 +208,6 @@ class _WalkSource:
         if isinstance(state, str):
             return Rejection(RejectCode.STATE_UNREADABLE, state)
         draft = _draft(candidate, said, state, offer=self.offer, split=self.split, seed=self.seed)
-        if self.variation is not None and not self.variation.admits(draft):
-            return Rejection(RejectCode.DUPLICATE, f"{draft.id} is in the dataset")
         outcome = await self._exists(candidate)
         outcome = outcome or await ground(draft, self.learned.cache, self.turn)
         if isinstance(outcome, Task) and candidate.lack == "function":

@@ -15,7 +15,6 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.storage.datasets import DiskList, text_digest
-from mcpagent.synth.failures import Variation
 from mcpagent.synth.tasks.inspect import answer_values, stands_in
 from mcpagent.synth.tasks.prove import ground, wrong_abstentions
 from mcpagent.synth.tasks.record import Candidate, Draw, ToolSelection, draft_task, system_message
@@ -176,15 +175,13 @@ async def generate_dataset(
     distractors: int | None = None,
     answer_line: bool = False,
     on_progress: Progress | None = None,
-    variation: Variation | None = None,
     shard: tuple[int, int] = (1, 1),
 ) -> GeneratedData:
     """Up to `counts[split]` distinct tasks for each split: as many as the templates give with its entities,
     the same for the same seed, templates and servers.
 
     An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
-    with each task. With a `variation` they are tasks near those that were failed. A `shard` (I, N) makes the
-    I-th of N shares. Raises UserError if there is not one task.
+    with each task. A `shard` (I, N) makes the I-th of N shares. Raises UserError if there is not one task.
     """
     check_counts(counts)
     cache = CallCache(pool)
@@ -195,18 +192,16 @@ async def generate_dataset(
         shares=shares,
         seed=seed,
         least=templates.needed,
-        splits=splits if variation is None else variation.splits,
+        splits=splits,
     )
-    drawn = templates.templates if variation is None else variation.templates(templates.templates)
-    draw_seed = seed if variation is None else derive_seed(seed, "failures", variation.draw_seed)
     offer = ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line)
     turn = asyncio.Lock()
     sources: dict[str, _SplitSource] = {}
     for split in splits:
-        draw = Draw(drawn, entities[split], split=split, seed=draw_seed)
+        draw = Draw(templates.templates, entities[split], split=split, seed=seed)
         if draw.templates:
             sources[split] = _SplitSource(
-                draw=draw, offer=offer, split=split, seed=seed, cache=cache, turn=turn, variation=variation
+                draw=draw, offer=offer, split=split, seed=seed, cache=cache, turn=turn
             )
     sizes = {split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()}
     return await fill_splits(
@@ -255,7 +250,6 @@ class _SplitSource:
     seed: int
     cache: CallCache
     turn: asyncio.Lock
-    variation: Variation | None = None
     index: int = 0
 
     def next(self) -> Candidate | None:
@@ -265,8 +259,6 @@ class _SplitSource:
 
     async def make(self, candidate: Candidate) -> Task | Rejection:
         draft = draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
-        if self.variation is not None and not self.variation.admits(draft):
-            return Rejection(RejectCode.DUPLICATE, f"{candidate.template.name}: {draft.id} is in the dataset")
         outcome = await ground(draft, self.cache, self.turn)
         if isinstance(outcome, Task) and candidate.template.withhold:
             outcome = await without_tools(outcome, candidate, offer=self.offer, cache=self.cache)
