@@ -14,8 +14,6 @@ import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import yaml
-
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import (
@@ -23,12 +21,10 @@ from mcpagent.storage.checkpoints import (
     MODEL_FILE,
     SEAL_FILE,
     STATE_FOLDER,
-    find_model,
     run_of,
     verified,
     weights_sha256,
 )
-from mcpagent.storage.run_folder import START_FOLDER, RunFolder
 
 LINEAGE_FILE = "lineage.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")  # no loader reads them
@@ -160,51 +156,16 @@ def refuse_other_base(checkpoint: Path, base: Base, folder: Path) -> None:
 
 
 def _unrecorded_base(folder: Path) -> Base:
-    """The base of adapters without a lineage: foreign ones, or of a run from before checkpoints had one. Such
-    a run merged the adapters that it began with into their base, and its checkpoints do not say so."""
-    named, revision = _named_base(folder)
-    advice = f"to write the whole model once and for all: mcpagent export {folder} --merge --out DIR"
-    run = run_of(folder)
-    if run is None:
-        note = f"{folder} does not say what its adapters were trained on but by name: {named} is taken for it"
-        return Base(place=named, revision=revision, note=note)
-    if (run.path / START_FOLDER).is_dir():
-        return Base(place=str(run.path / START_FOLDER))
-    start = _start_of_old_run(run, named)
-    if start is None:
-        return Base(
-            place=named,
-            revision=revision,
-            note=f"{folder} was made before checkpoints recorded their base: {named} is taken for it; "
-            f"{advice}",
-        )
-    return Base(
-        place=str(start),
-        note=f"{folder} was made before checkpoints recorded their base: its run began with the adapters "
-        f"{start} on {named}, so its base is {named} with these merged; {advice}",
-    )
-
-
-def _start_of_old_run(run: RunFolder, named: str) -> Path | None:
-    """The adapters that an old run began with; None if it began with whole weights."""
-    settings = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
-    identity = run.manifest.get("model") or {}
-    began = str(identity.get("path") or settings["model"]["name"])
-    is_here = Path(began).expanduser().is_dir()
-    folder = find_model(began) if is_here else None
-    if "base" not in identity and (folder is None or not (folder.path / ADAPTER_FILE).is_file()):
-        return None
-    if folder is None or weights_sha256(folder.path) != identity.get(
-        "weights_sha256", weights_sha256(folder.path)
-    ):
+    """The base of adapters that another program wrote, which name it and no more."""
+    if run_of(folder) is not None:
         raise UserError(
-            f"its run began with the adapters {began} merged into {named}, and they are "
-            f"{'not there' if folder is None else 'others now'}: without them its own adapters are another "
-            "model",
-            where=str(run.path),
-            remedy=f"bring back {began} as it was when the run began",
+            "does not record what its adapters were trained on, as every checkpoint of a run does",
+            where=str(folder),
+            remedy=f"copy the whole run folder, {LINEAGE_FILE} of each checkpoint included",
         )
-    return folder.path
+    named, revision = _named_base(folder)
+    note = f"{folder} does not say what its adapters were trained on but by name: {named} is taken for it"
+    return Base(place=named, revision=revision, note=note)
 
 
 def _named_base(folder: Path) -> tuple[str, str | None]:

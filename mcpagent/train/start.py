@@ -32,7 +32,7 @@ from mcpagent.storage.lineage import (
     seen_from,
     write_lineage,
 )
-from mcpagent.storage.run_folder import START_FOLDER, RunFolder
+from mcpagent.storage.run_folder import START_FOLDER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,7 @@ def settle_start(
     `run`/start; all of them are with `goes_on` off, for an engine that takes whole weights alone. Only one
     process may call this at a time. Raises UserError."""
     place, folder = config.model.name, run / START_FOLDER
-    has_begun = (run / "config.yaml").is_file()
-    if has_begun and folder.is_dir():
+    if (run / "config.yaml").is_file() and folder.is_dir():
         return _merged_start(folder)
     checkpoint = find_model(place)
     if checkpoint is None or not (checkpoint.path / ADAPTER_FILE).is_file():
@@ -76,10 +75,7 @@ def settle_start(
     assert base is not None
     if base.note is not None:
         on_note(base.note)
-    # A run from before checkpoints had a lineage has merged what it began with.
-    is_old = has_begun and any(read_lineage(path) is None for path in RunFolder(run).all_checkpoints())
-    why = "the run has done so" if is_old else None if goes_on else "the engine takes whole weights alone"
-    why = why or _why_merged(config, adapters, base)
+    why = _why_merged(config, adapters, base) if goes_on else "the engine takes whole weights alone"
     if why is None:
         on_note(f"training goes on with the adapters of {adapters}, on {base.place}")
         under = base.folder or hub_folder(base.place, base.revision)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_model
-from mcpagent.models.probe import PROBE_FILE
 from mcpagent.run.export import export
 from mcpagent.run.train import train
 from mcpagent.storage.checkpoints import SEAL_FILE, seal
 from mcpagent.storage.lineage import LINEAGE_FILE, fingerprint
 from mcpagent.storage.run_folder import RunFolder
-from tests.run.test_starts import configured, furthest
+from tests.run.test_starts import configured
 from tests.run.world import three_splits
 
 pytestmark = pytest.mark.system
@@ -48,9 +46,8 @@ def runs(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "made"))
 
 
-def opened(name: Path, notes: list[str] | None = None) -> Any:
-    kept: list[str] = [] if notes is None else notes
-    return load_model(str(name), dtype=torch.float32, device=torch.device("cpu"), on_note=kept.append)
+def opened(name: Path) -> Any:
+    return load_model(str(name), dtype=torch.float32, device=torch.device("cpu"))
 
 
 def other_weights(file: Path) -> None:
@@ -112,62 +109,13 @@ def last_of_warm(made: Path) -> Path:
     return RunFolder.open(made / "warm").checkpoint_dir(3)
 
 
-def as_before(run: Path, base: Path) -> None:
-    """A run as it was written before checkpoints said what they stand on: adapters trained over a warm start
-    that was merged in memory, saved with the name of the base."""
-    shutil.rmtree(run / "start", ignore_errors=True)
-    for folder in RunFolder.open(run).all_checkpoints():
-        for name in (LINEAGE_FILE, PROBE_FILE, SEAL_FILE):
-            (folder / name).unlink()
-        settings = folder / "adapter_config.json"
-        document = json.loads(settings.read_text())
-        settings.write_text(json.dumps({**document, "base_model_name_or_path": str(base)}))
-        seal(folder)
-
-
-def test_a_run_from_before_that_began_with_adapters_is_put_together_with_them(made: Path, runs: Path) -> None:
-    as_before(runs / "merged", made / "base")
-    notes: list[str] = []
-    assert furthest(opened(runs / "merged", notes), runs / "merged") <= 1e-5
-    (note,) = notes
-    assert "its run began with the adapters" in note and "export" in note
-
-
-@pytest.mark.parametrize("change", ["gone", "trained further"])
-def test_a_run_from_before_whose_warm_start_is_not_what_it_was_is_refused(
-    made: Path, runs: Path, change: str
-) -> None:
-    as_before(runs / "merged", made / "base")
-    manifest = runs / "merged" / "manifest.json"
-    document = json.loads(manifest.read_text())
-    if change == "gone":
-        document["model"]["path"] = str(runs / "no such run")
-    else:
-        document["model"]["weights_sha256"] = "of other weights"
-    manifest.write_text(json.dumps(document))
-    with pytest.raises(UserError, match="its run began with the adapters") as caught:
-        opened(runs / "merged")
-    assert "bring back" in (caught.value.remedy or "")
-
-
-def test_a_run_from_before_on_a_whole_model_is_opened_with_a_note(made: Path, runs: Path) -> None:
-    as_before(runs / "warm", made / "base")
-    notes: list[str] = []
-    opened(runs / "warm", notes)
-    (note,) = notes
-    assert f"{made / 'base'} is taken for it" in note
-
-
-def test_a_run_from_before_goes_on_over_what_it_had_merged(made: Path, runs: Path, data: Path) -> None:
-    as_before(runs / "merged", made / "base")
-    config = configured(last_of_warm(made), data, "lora.r=4", "training.max_steps=2")
-    train(config, run_dir=runs / "merged", resume=True)
-    assert (runs / "merged" / "start" / "model.safetensors").is_file()
-    for step in (1, 2):
-        notes: list[str] = []
-        opened(Path(f"{runs / 'merged'}@{step}"), notes)
-        assert notes == []
-    assert furthest(opened(runs / "merged"), runs / "merged") <= 1e-5
+def test_a_checkpoint_of_a_run_without_its_record_is_refused(runs: Path) -> None:
+    folder = checkpoint(runs / "going on")
+    for name in (LINEAGE_FILE, SEAL_FILE):
+        (folder / name).unlink()
+    seal(folder)
+    with pytest.raises(UserError, match="does not record what its adapters were trained on"):
+        opened(runs / "going on")
 
 
 def test_a_fingerprint_sees_a_change_in_a_block_of_a_large_file(tmp_path: Path) -> None:
