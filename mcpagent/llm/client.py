@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from aiolimiter import AsyncLimiter
 
@@ -16,6 +16,7 @@ from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget, at_most
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
+from mcpagent.llm.journal import Journal
 
 _PASSING = {
     FailureReason.RATE_LIMITED,
@@ -30,50 +31,26 @@ _BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 30.0
 
 
-class Sender(Protocol):
-    """Makes one attempt."""
-
-    async def send(self, request: ChatRequest, *, key: str) -> ChatReply:
-        """Make one attempt. Raises ChatFailed."""
-        ...
-
-
-class AttemptObserver(Protocol):
-    """Told of every attempt before it is sent, and of how it ended before anything is made of it."""
-
-    def sent(self, key: str, bound: Usage) -> None:
-        """Called before the attempt is sent; `bound` is the most that it can use."""
-
-    def answered(self, key: str, reply: ChatReply) -> None:
-        """Called with the reply, before anything is made of it."""
-
-    def failed(self, key: str, failure: ChatFailed) -> None:
-        """Called if the attempt gave no answer."""
-
-
-class NoObserver(AttemptObserver):
-    """Observes nothing."""
-
-
 class RetryingClient:
     """A `ChatClient`. At most `max_in_flight` requests at once and `per_minute` a minute (None: no limit); a
     failure that may pass is tried `attempts` times in all, after what the server asked to wait. A 429 holds
-    every request back. A wait above `max_wait_s` is not begun. Raises ChatFailed, BudgetSpent, UserError."""
+    every request back. A wait above `max_wait_s` is not begun. The `journal` is told of every attempt before
+    it is sent, and of its end before anything is made of it. Raises ChatFailed, BudgetSpent, UserError."""
 
     def __init__(
         self,
-        sender: Sender,
+        endpoint: Endpoint,
         *,
         budget: ApiBudget,
-        observer: AttemptObserver | None = None,
+        journal: Journal | None = None,
         max_in_flight: int = 8,
         per_minute: float | None = None,
         attempts: int = 6,
         max_wait_s: float = 120.0,
     ) -> None:
-        self._sender = sender
+        self._endpoint = endpoint
         self._budget = budget
-        self._observer = observer or NoObserver()
+        self._journal = journal
         self._slots = asyncio.Semaphore(max_in_flight)
         # Evenly spaced: a bucket of a whole minute would let the first burst through and be refused.
         self._pace = AsyncLimiter(1, 60.0 / per_minute) if per_minute else nullcontext()
@@ -104,13 +81,16 @@ class RetryingClient:
             await self._budget.reserve(bound)
             usage: Usage | None = None  # whatever interrupts the request, it may have been billed
             try:
-                self._observer.sent(key, bound)
-                reply = await self._sender.send(request, key=key)
-                self._observer.answered(key, reply)
+                if self._journal is not None:
+                    self._journal.sent(key, bound)
+                reply = await self._endpoint.send(request, key=key)
+                if self._journal is not None:
+                    self._journal.answered(key, reply)
                 usage = reply.usage
                 return reply
             except ChatFailed as failure:
-                self._observer.failed(key, failure)
+                if self._journal is not None:
+                    self._journal.failed(key, failure)
                 usage = None if failure.may_be_billed else Usage()
                 raise
             finally:
@@ -140,7 +120,7 @@ def open_client(
     budget: ApiBudget,
     run: Callable[[Coroutine[Any, Any, None]], None],
     on_note: Callable[[str], None],
-    observer: AttemptObserver | None = None,
+    journal: Journal | None = None,
 ) -> Iterator[RetryingClient]:
     """Yield a client of a Chat Completions API. `run` runs a coroutine on the loop on which it is asked.
     Raises UserError if the key is missing."""
@@ -149,7 +129,7 @@ def open_client(
         yield RetryingClient(
             endpoint,
             budget=budget,
-            observer=observer,
+            journal=journal,
             max_in_flight=api.max_in_flight,
             per_minute=api.calls_per_minute,
             attempts=api.attempts,

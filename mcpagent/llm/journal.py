@@ -60,7 +60,7 @@ class JournalInUse(UserError):
 
 
 class Journal:
-    """The journal at `path` of the run that `run` describes; an `AttemptObserver`. `retry_failed` forgets
+    """The journal at `path` of the run that `run` describes. `retry_failed` forgets
     which questions were given up. Raises UserError if the file is in use, broken, or of another run."""
 
     def __init__(self, path: Path, *, run: JsonObject, retry_failed: bool = False) -> None:

@@ -48,7 +48,7 @@ def open_asked(
     folder = Path(config.output_dir) / "api"
     with (
         open_journal(folder, name=name, run=run) as (journal, path),
-        open_client(model, api, budget=budget, run=io.run, on_note=on_note, observer=journal) as client,
+        open_client(model, api, budget=budget, run=io.run, on_note=on_note, journal=journal) as client,
     ):
         journal.charge(budget)
         yield AskedModel(JournaledClient(client, journal), budget, path)

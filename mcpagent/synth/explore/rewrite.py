@@ -124,7 +124,7 @@ async def rewrite_tasks(
                     RetryingClient(
                         endpoint,
                         budget=run.budget,
-                        observer=journal,
+                        journal=journal,
                         max_in_flight=run.concurrency,
                         per_minute=run.per_minute,
                     ),

@@ -180,7 +180,7 @@ async def generate_with_model(
             patient = RetryingClient(
                 endpoint,
                 budget=budget,
-                observer=journal,
+                journal=journal,
                 max_in_flight=asking.concurrency,
                 per_minute=asking.per_minute,
             )
