@@ -41,13 +41,3 @@ def test_people_see_a_table_the_calls_and_the_files(tmp_path: Path) -> None:
     assert "ended by  answered 12" in done.stdout
     assert "calls     0 answered by servers" in done.stdout
     assert f"written   {out}" in done.stdout
-
-
-def test_an_error_is_a_json_document_too(tmp_path: Path) -> None:
-    done = mcpagent(
-        "rollout", "--policy", "gold", "--data", "missing.jsonl", "--out", "x.jsonl", "--json", cwd=tmp_path
-    )
-    assert done.returncode == 2
-    error = json.loads(done.stdout)["error"]
-    assert (error["kind"], error["where"]) == ("user", "missing.jsonl")
-    assert error["remedy"]

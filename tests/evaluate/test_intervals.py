@@ -181,32 +181,6 @@ def test_unpaired_difference_of_single_values_has_no_interval() -> None:
     assert unpaired_difference([], [3.0], seed=0).value is None
 
 
-def test_the_95_percent_interval_covers_the_truth_about_95_times_in_100() -> None:
-    # 80 tasks with their own success rates (Beta(1, 1), mean 0.5), 4 attempts each, 600 repetitions.
-    rng = np.random.default_rng(11)
-    covered = naive_covered = 0
-    for repetition in range(600):
-        rates = rng.beta(1.0, 1.0, size=(80, 1))
-        values = (rng.random((80, 4)) < rates).astype(float)
-        low, high = _interval(clustered_mean(values.tolist(), seed=repetition))
-        covered += low <= 0.5 <= high
-        low, high = _interval(rate_interval(float(values.sum()), 320))
-        naive_covered += low <= 0.5 <= high
-    assert 0.92 <= covered / 600 <= 0.975
-    assert naive_covered / 600 < 0.87  # what treating attempts as independent would have claimed
-
-
-def test_the_sign_flip_test_rejects_a_true_null_about_5_times_in_100() -> None:
-    rng = np.random.default_rng(12)
-    rejected = 0
-    for repetition in range(400):
-        a = {str(i): [float(v)] for i, v in enumerate(rng.random(40) < 0.5)}
-        b = {str(i): [float(v)] for i, v in enumerate(rng.random(40) < 0.5)}
-        p_value = paired_difference(a, b, seed=repetition).p_value
-        rejected += p_value is not None and p_value < 0.05
-    assert rejected / 400 < 0.08
-
-
 @pytest.mark.parametrize("n", [2, 3, 13, 240, 1001])
 def test_an_interval_on_record_is_found_again(n: int) -> None:
     # The definition, row by row: 2000 resamples of the tasks' means, drawn in rows of 500 from the seed.

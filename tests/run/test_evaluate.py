@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -180,12 +179,6 @@ def test_two_results_are_compared_by_part_while_their_tasks_are_what_they_were(t
     assert compare_files(silence, gold).slices == {}
 
 
-def test_evaluations_of_other_tasks_cannot_be_compared(tmp_path: Path) -> None:
-    first, second = samples(count=2)
-    with pytest.raises(UserError, match="share no task"):
-        compare_files(played("empty", [first], tmp_path), played("gold", [second], tmp_path))
-
-
 def test_a_comparison_says_what_else_differs(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,17 +191,6 @@ def test_a_comparison_says_what_else_differs(
     compare_files(greedy, sampled, console=Console())
     err = " ".join(capsys.readouterr().err.split())
     assert "differ in the temperature too" in err
-
-
-def test_a_file_that_is_no_evaluation_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    for text in ('{"metrics": {}}', "no JSON", json.dumps([1])):
-        path.write_text(text)
-        with pytest.raises(UserError, match="is not an evaluation") as refused:
-            read_evaluation(path)
-        assert refused.value.where == str(path)
-    with pytest.raises(UserError, match="there is no such file"):
-        read_evaluation(tmp_path / "missing.json")
 
 
 def test_tasks_of_one_name_are_told_apart_by_the_dataset_not_the_order(tmp_path: Path) -> None:
