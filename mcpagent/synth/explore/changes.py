@@ -303,23 +303,15 @@ async def state_of(walk: Walk, cache: CallCache) -> Mapping[str, list[JsonObject
         if check is None:
             return f"{read.spec.dotted}({read.arguments}) does not tell the change"
         missing -= check.covers
-        call = {"tool": read.spec.name, "arguments": read.arguments}
-        made: JsonObject = {"call": call, "expect": check.expect}
-        checks.append({**made, "nothing_else_changed": True} if check.nothing_else else made)
+        checks.append(_check(read, check.expect, nothing_else=check.nothing_else))
     return f"no reading tells {sorted(missing)}" if missing else {spec.server: checks}
 
 
 def watching(watch: Mapping[str, Sequence[Fact]]) -> Mapping[str, list[JsonObject]]:
     """Return the state checks of a task that changes nothing."""
-    return {
-        server: [
-            {
-                "call": {"tool": read.spec.name, "arguments": read.arguments},
-                "expect": {},
-                "nothing_else_changed": True,
-            }
-            for read in reads
-        ]
-        for server, reads in watch.items()
-        if reads
-    }
+    return {server: [_check(read, {}) for read in reads] for server, reads in watch.items() if reads}
+
+
+def _check(read: Fact, expect: JsonObject, *, nothing_else: bool = True) -> JsonObject:
+    call = {"tool": read.spec.name, "arguments": read.arguments}
+    return {"call": call, "expect": expect} | ({"nothing_else_changed": True} if nothing_else else {})
