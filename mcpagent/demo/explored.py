@@ -41,7 +41,7 @@ LEFT_OUT = (
 # soon exhausted, so that "both" decides the share: about three tasks of five take several calls.
 _WEIGHTS = {
     "single": 2, "chain": 8, "both": 6,
-    "missing_entity": 0.8, "missing_function": 0.3, "unrelated": 0.2, "forbidden": 0.2,
+    "missing_entity": 0.8, "missing_function": 0.3, "forbidden": 0.2,
 }  # fmt: skip
 _MOST_CALLS = 3
 _COUNTED = re.compile(r"\[\d+\]|\b(?:word|rest|number|find)\(")

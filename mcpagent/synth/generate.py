@@ -217,7 +217,8 @@ def _explore(
         graph = io.run(learn(cache, seed=seed, seed_values=seed_values, places=places, on_progress=on_call))
         effects = Effects(cache, graph, opened.own_state, seed=seed)
         io.run(effects.run(lambda tool: advance(0, note=tool)))
-    edges = sum(map(len, graph.tool_edges().values()))
+    pairs = ((edge, fact) for fact in graph.facts for edge in graph.edges_into(fact))
+    edges = len({(edge.source.spec.dotted, fact.spec.dotted, edge.parameter) for edge, fact in pairs})
     untried = (replace(s, tools=tuple(t for t in s.tools if t not in effects.tried)) for s in graph.silences)
     silences = [*(silence for silence in untried if silence.tools), *effects.silences]
     learned: JsonObject = {

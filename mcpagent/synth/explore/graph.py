@@ -20,6 +20,9 @@ _FILE_NAMES = frozenset(("name", "file", "filename", "file_name", "path", "entry
 # Numbers that somebody has in mind: no tool tells them.
 _BOUNDS = frozenset(("min", "max", "minimum", "maximum", "least", "most", "threshold", "amount"))
 
+# What a tool works on, which is no thing that somebody could name in another way.
+_MATTER = frozenset(("text", "input", "string", "expression", "message", "body"))
+
 SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 
@@ -157,21 +160,11 @@ class ToolGraph:
                     edges.append(Edge(source, leaf, name, str(value), start + prefix))
         return edges
 
-    def tool_edges(self) -> dict[str, dict[str, int]]:
-        """`server.tool` -> `server.tool.parameter` -> number of facts that show it."""
-        table: dict[str, dict[str, int]] = {}
-        for fact in self.facts:
-            for edge in self.edges_into(fact):
-                row = table.setdefault(edge.source.spec.dotted, {})
-                target = f"{fact.spec.dotted}.{edge.parameter}"
-                row[target] = row.get(target, 0) + 1
-        return table
-
 
 def _may_feed(source: Fact, leaf: Leaf, target: Fact, parameter: str, value: str | int) -> bool:
     """Whether a value leads on: where a list goes on does not, what a tool works out of two values is not put
     into it again, and a number is for a parameter of its name that is no bound."""
-    if is_paging(parameter, value) or is_cursor(leaf.name):
+    if is_paging(parameter, value) or is_cursor(leaf.name) or _MATTER & {*name_words(parameter)}:
         return False
     if isinstance(value, int) and (
         _BOUNDS & {*name_words(parameter)} or not is_number_for(source.spec, leaf, target.spec, parameter)

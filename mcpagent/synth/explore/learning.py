@@ -31,6 +31,7 @@ from mcpagent.synth.explore.candidates import (
 from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, grouped, scalars
 from mcpagent.synth.explore.leaves import Leaf, leaves_of, told_number
 from mcpagent.synth.explore.paging import is_paging, is_whole, next_page
+from mcpagent.synth.explore.questions import is_of_today
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
 
@@ -46,6 +47,8 @@ _COMBINED = 256  # kinds of values of several parameters
 _PAGES = 6  # that are followed from one call
 _VARIED = 4  # values of an optional parameter
 _LEVELS = (2.0, 0.7, -9.0)  # scores: what the names say is likely is tried first, by all tools
+# A tool that tells a field of such a name of today tells what is of now.
+_NOW = {(name,) for name in ("date", "time", "datetime", "day", "now", "today", "timestamp", "iso")}
 _PROBE = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
 
 NOT_READ_ONLY = "does not say that it only reads"
@@ -271,7 +274,8 @@ class _Learner:
             kind.accepted += 1
         value = shown_value(result)
         leaves = leaves_of(value, seed=derive_seed(self._seed, tool.spec.dotted))
-        leaves += tuple(told_number(value, scalars(attempt.arguments)))
+        defaults = (slot.schema.get("default") for slot in tool.shape.slots)
+        leaves += tuple(told_number(value, [*scalars(attempt.arguments), *defaults]))
         is_all = attempt.page == 1 and is_whole(tool.spec, attempt.arguments, value)
         fact = Fact(tool.spec, attempt.arguments, leaves, attempt.page, is_all)
         self._learn(fact)
@@ -299,7 +303,8 @@ class _Learner:
                 continue
             self._given.add(key)
             for slot, label, score in self._takers(fact.spec, value, leaf, prefix):
-                slot.add(label, score, [taken_by(slot, value)])
+                is_item = any(isinstance(step, int) for step in slot.path)  # which is no list of several
+                slot.add(label, score, [] if is_item and "," in str(value) else [taken_by(slot, value)])
 
     def _takers(
         self, source: ToolSpec, value: str | int, leaf: Leaf, prefix: str
@@ -316,7 +321,7 @@ class _Learner:
         return self._known_takers[alike]
 
     async def drop_what_changes(self, later: SynthSession) -> None:
-        """Take out the tools whose answers are not the same when they are asked again."""
+        """Take out the tools whose answers are not the same when they are asked again, or are of now."""
         tools = [tool for tool in self.tools if tool.facts]
         asked = [(tool, fact) for tool in tools for fact in (tool.facts[0], tool.facts[-1])]
         results = await self._all(later, [(tool, fact.arguments) for tool, fact in asked])
@@ -325,7 +330,11 @@ class _Learner:
             for (tool, fact), result in zip(asked, results, strict=True)
         ]
         for place, tool in enumerate(tools):
-            tool.is_vain = not any(same[2 * place : 2 * place + 2])
+            is_of_now = all(
+                any(leaf.tail in _NOW and is_of_today(leaf.value) for leaf in fact.leaves)
+                for fact in tool.facts
+            )
+            tool.is_vain = is_of_now or not any(same[2 * place : 2 * place + 2])
 
     def graph(self) -> ToolGraph:
         """Return what was learned."""

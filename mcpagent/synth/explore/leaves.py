@@ -29,7 +29,7 @@ _FIELD = re.compile(r"[A-Za-z_]\w*")
 _PLACES = re.compile(r"\[\d+\]|, -?\d+(?=\))")
 _WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
 _LABELLED = re.compile(r"^[\s*-]*([A-Za-z][\w .*-]{0,30}):\**\s+(\S.{0,59})$")
-_HEADING = re.compile(r"^#{1,6}\s+(\S.{0,59})$")
+_ITEM = re.compile(r"\s*(\d+[.)]|[-*•])\s")  # of a list: what lines below it say is of the item
 _NOTHING = frozenset(
     ("", "none", "null", "nil", "nan", "n/a", "na", "undefined", "unknown", "true", "false", "-")
 )
@@ -72,9 +72,10 @@ class Leaf:
     def name(self) -> str:
         """The field or the line that the value is of; empty for an item of a list, a whole text or a part of
         prose."""
-        if self.in_prose or self.expression in ("@.text", "@.result"):
-            return ""
-        return self.line or (self.tail[-1] if self.tail else "")
+        if self.line:
+            return self.line
+        is_whole = self.in_prose or self.expression in ("@.text", "@.result")
+        return self.tail[-1] if self.tail and not is_whole else ""
 
     @property
     def level(self) -> Level | None:
@@ -90,9 +91,7 @@ class Leaf:
     @property
     def column(self) -> str:
         """The expression without places: equal for the same field of every item."""
-        if self.line:
-            return f"{'.'.join(self.tail)}: {self.line}"
-        return _PLACES.sub("[]", self.expression)
+        return f"{'.'.join(self.tail)}: {self.line}" if self.line else column_of(self.expression)
 
     @property
     def item(self) -> str:
@@ -102,6 +101,11 @@ class Leaf:
     def at_step(self, number: int) -> str:
         """Return the expression over the result of that step."""
         return at_step(self.expression, number)
+
+
+def column_of(expression: str) -> str:
+    """Return an expression without places."""
+    return _PLACES.sub("[]", expression)
 
 
 def at_step(expression: str, number: int) -> str:
@@ -188,28 +192,33 @@ def told_number(value: Any, given: Iterable[Any]) -> Iterator[Leaf]:
 
 def is_naming(field: str) -> bool:
     """Return whether people call a thing by such a field."""
-    return naming_rank(field) < len(_NAMING)
+    return naming_rank(field) < 2 * len(_NAMING)
 
 
 def naming_rank(field: str) -> int:
-    """Return how little a field is what people call a thing by: 0 is `name`, 13 is not at all."""
+    """Return how little a field is what people call a thing by: 0 is `name`, 26 is not at all. `owner_name`
+    comes after all that can be of no other thing."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-\s]", "_", field).lower()
-    named = words if words in _NAMING else words.rpartition("_")[2]
-    return _NAMING.index(named) if named in _NAMING else len(_NAMING)
+    if words in _NAMING:
+        return _NAMING.index(words)
+    last = words.rpartition("_")[2]
+    return len(_NAMING) + (_NAMING.index(last) if last in _NAMING else len(_NAMING))
 
 
 def _of_text(text: str, place: Leaf) -> Iterator[Leaf]:
-    """Yield what lines say after a name, and of other texts the words, by which tools may be called."""
-    lines = text.splitlines(keepends=True)
-    has_names = sum(_LABELLED.match(line.rstrip()) is not None for line in lines) > 1
-    offset, counts = 0, Counter[str]()
-    for number, line in enumerate(lines):
-        if match := _LABELLED.match(line.rstrip()):
+    """Yield what lines say after a name, and of other texts the words, by which tools may be called. From an
+    item of a list on, or a name that comes again, the lines are of one of several things."""
+    lines = [(line, _LABELLED.match(line.rstrip())) for line in text.splitlines(keepends=True)]
+    counts = Counter(match[1].strip(" *") for _, match in lines if match)
+    offset, is_of_several = 0, False
+    for line, match in lines:
+        is_of_several |= match is None and _ITEM.match(line) is not None
+        if match:
             name = match[1].strip(" *")
-            if counts[name] == 0:
-                yield _after_name(text, offset + match.start(2), match[2], name, place)
-            counts[name] += 1
-        elif not has_names:
+            is_of_several |= counts[name] > 1
+            leaf = _after_name(text, offset + match.start(2), match[2], name, place)
+            yield replace(leaf, in_prose=is_of_several)
+        elif counts.total() < 2:
             first = len(text[:offset].split())
             words = enumerate(line.split(), first) if not place.levels and len(text.split()) > 1 else ()
             for at, word in words:
@@ -217,8 +226,6 @@ def _of_text(text: str, place: Leaf) -> Iterator[Leaf]:
                     yield replace(
                         place, expression=f"word({place.expression}, {at})", value=word, in_prose=True
                     )
-        elif number == 0 and (match := _HEADING.match(line.rstrip())):
-            yield _after_name(text, match.start(1), match[1], "name", place)
         offset += len(line)
         if offset > _LONGEST:
             break

@@ -19,7 +19,7 @@ from typing import Any
 
 from mcpagent.core.tools import ToolSpec
 from mcpagent.reward.reading import units_of
-from mcpagent.synth.explore.graph import LISTS_FILES, SELECT, Edge, Fact, scalars
+from mcpagent.synth.explore.graph import SELECT, Edge, Fact, scalars
 from mcpagent.synth.explore.leaves import NEAR, Leaf, Level, is_naming
 from mcpagent.synth.explore.paging import is_cursor, is_paging
 from mcpagent.synth.explore.words import (
@@ -50,15 +50,13 @@ WISHES = ("{wish}.", "please {wish}.", "{wish}, please.", "can you {wish}?", "I 
 NAMED = ("{thing}", "I mean {thing}.", "{thing}, please.", "sorry, {thing}.")
 _ORDINALS = ("first", "second", "third")
 _NAMES = 5  # words of a value that stands in a sentence without quotes
-_LABELS = IDENTIFIERS | words_of("year version page")  # numbers of which more is not more of something
+_LABELS = IDENTIFIERS | words_of("year version page port mode permissions")  # more of it is not more
 _YEARS = range(1000, 2101)
+_TIMES = words_of("seconds minutes hours days nights weeks months quarters years")
+_SPANS = words_of("duration time length delay timeout age interval period")
 _SETS = words_of("set update change edit mark")
 _WHEN = words_of("date time day")
-# Fields that say when something was done.
-_DONE = words_of(
-    "born built made founded opened closed created updated modified accessed started ended hired sold sent "
-    "bought paid published released established signed launched completed borrowed returned joined installed"
-)
+_DONE = re.compile(r"born|built|made|sold|sent|bought|paid|\w\w+[^e]ed")  # when something was done
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 
 
@@ -128,17 +126,29 @@ def table_of(value: Any) -> str:
     return value.removeprefix(SELECT) if isinstance(value, str) and value.startswith(SELECT) else ""
 
 
-def thing_of(fact: Fact, *, instead: Mapping[str, str] | None = None) -> str:
-    """Return what a call is about: its arguments, each with its kind, some by a phrase `instead` of them:
-    `ship Mistral`, `city Paris and unit celsius`. Empty for a call without arguments."""
-    phrases = instead or {}
+def thing_of(fact: Fact, *, without: Collection[str] = ()) -> str:
+    """Return what a call is about: its arguments `without` some, each with its kind: `ship Mistral`, `city
+    Paris and unit celsius`. Empty for a call without arguments."""
     return joined(
         [
-            phrases.get(name) or named(kind_of(fact.spec, name), value)
+            named(kind_of(fact.spec, name), value)
             for name, value in fact.arguments.items()
-            if not is_paging(name, value)  # nobody asks for a part of a list
+            if not is_paging(name, value) and name not in without  # nobody asks for a part of a list
         ]
     )
+
+
+def filters_of(fact: Fact) -> set[str]:
+    """Return the arguments that could be left out: in a list they only pick some."""
+    optional = {*fact.spec.input_schema.get("properties", {})} - {*fact.spec.input_schema.get("required", ())}
+    return optional & fact.arguments.keys()
+
+
+def implied(leaf: Leaf, fact: Fact) -> set[str]:
+    """Return the arguments that need not be said of an item: of one with a name those that only pick it, and
+    the table that it is called after."""
+    tables = {name for name, value in fact.arguments.items() if leaf.levels and table_of(value)}
+    return tables | (filters_of(fact) if leaf.level and leaf.level.key else set())
 
 
 def is_choice(spec: ToolSpec, parameter: str) -> bool:
@@ -157,58 +167,64 @@ def within(what: str, about: str) -> str:
 
 
 def unit_of(name: str) -> str:
-    """Return the unit that the name of a field ends with: `kg` for `weight_kg`."""
+    """Return the unit that the name of a field ends with: `kg` for `weight_kg`; none for `iso_week`."""
     *before, last = spaced(name).split() or [""]
-    return last if before and units_of(last) else ""
+    return last if before and units_of(last) and f"{last}s" not in _TIMES else ""
 
 
 def field_of(leaf: Leaf, fact: Fact) -> str:
     """Return what the field of a leaf is called: `weight in kg` for `weight_kg`, `number of berths` for
     `berths` if it is a number, in quotes if it is no noun (`"client since"`); for a whole answer what the
     tool is about. Empty if neither says anything."""
-    names = [leaf.line] if leaf.line else [name for name in leaf.tail if name.lower() not in GENERIC]
+    is_count = type(leaf.value) is int and is_several(leaf.name) and not leaf.line
+    names = [name for name in leaf.tail if name.lower() not in GENERIC]
+    names = [leaf.line] if leaf.line else names or [leaf.name] * is_count
     if not names:
         return "" if leaf.levels else topic(fact.spec)
     words = spaced("_".join(names[-2:]))
     *before, last = words.split()
+    is_date = isinstance(leaf.value, str) and DATE.fullmatch(leaf.value)
+    if last in PLACES and before and is_date:  # `created_at`
+        last, words = before[-1], " ".join(before)
     if last in PLACES:  # but for the `to` of a relation
         return "" if leaf.levels and not before else f'"{words}"'
-    if last in _DONE:
+    if _DONE.fullmatch(last):
         is_year = type(leaf.value) is int and leaf.value in _YEARS
-        is_date = isinstance(leaf.value, str) and DATE.fullmatch(leaf.value)
         return f"year {words}" if is_year else f"date {words}" if is_date else f'"{words}"'
-    if unit_of(words):
+    if unit_of(words) and not isinstance(leaf.value, str) and (_SPANS & {*before} or last not in _TIMES):
         return f"{' '.join(before)} in {last}"
-    is_count = type(leaf.value) is int and is_several(last) and " of " not in words
-    return f"number of {words}" if is_count else words
+    return f"number of {words}" if is_count and " of " not in words else words
 
 
 def item_kind(level: Level, fact: Fact) -> str:
-    """Return what one item of a list is: `ship` of the list `ships`, else what the tool lists."""
-    kind = singular(spaced(level.kind))
+    """Return what one item of a list is: `ship` of the list `ships`, else what the tool lists if its name
+    says it of several: of `describe_table` nobody knows. Empty if nothing says it."""
+    kind = singular(re.split(r" (?:in|of|by|for) ", spaced(level.kind))[0])
     if kind and kind not in GENERIC | IDENTIFIERS:
         return kind
     if table := next((table for _, text in fact.texts if (table := table_of(text))), ""):
         return singular(spaced(table))
-    words = singular(topic(fact.spec))
-    if LISTS_FILES & set(words.split()):
-        return "entry"  # of a `directory_tree`
-    asked = {kind_of(fact.spec, name) for name in fact.arguments}  # of a table that is described columns
-    return words if words and words.split()[-1] not in GENERIC and words not in asked else "entry"
+    words = topic(fact.spec)
+    return singular(words) if is_several(words) and words.split()[-1] not in GENERIC else ""
 
 
 def item_of(leaf: Leaf, fact: Fact, about: str) -> str | None:
     """Return the item of a list that a leaf is in, by its name or its place: `ship Aurora`, `the first
     comment of task 12`. None if it is not a phrase that people say."""
-    said = about
+    said, given = about, set(map(str, scalars(fact.arguments)))
     for level in leaf.levels:
         kind = item_kind(level, fact)
         if level.only and about:
-            continue
-        if level.key:
-            item = f"{kind} {said_value(level.called)}"
+            # The note of contact 12, but not the node of node Juno.
+            same = (leaf.value for leaf in fact.leaves if leaf.level and leaf.level.rows == level.rows)
+            if given.isdisjoint(map(str, same)):
+                if not kind:
+                    return None
+                said = within(f"the {kind}", said) if kind in spaced(level.kind) else said
+        elif level.key and (kind or isinstance(level.called, str)):
+            item = named(kind, level.called)
             said = said if said.endswith(said_value(level.called)) else within(item, said)
-        elif level.index < NEAR and about:
+        elif level.index < NEAR and about and kind and kind in spaced(level.kind):
             said = within(f"the {_ORDINALS[level.index]} {kind}", said)
         else:
             return None
@@ -216,14 +232,17 @@ def item_of(leaf: Leaf, fact: Fact, about: str) -> str | None:
 
 
 def group_of(fact: Fact, level: Level) -> str:
-    """Return all items of a list: `comments of task 12`."""
-    return within(plural(item_kind(level, fact)), thing_of(fact))
+    """Return all items of a list: `comments of task 12`; empty if nothing says what they are, or a filter
+    picked some."""
+    kind = item_kind(level, fact)
+    tables = {name for name, value in fact.arguments.items() if table_of(value)}
+    return within(plural(kind), thing_of(fact, without=tables)) if kind and not filters_of(fact) else ""
 
 
 def goal_of(leaf: Leaf, fact: Fact, *, about: str | None = None) -> str | None:
     """Return the value of a leaf as a noun: `the captain of ship Mistral`. `about` says what the call is
     about if that is not its arguments. None if nobody would ask for it."""
-    about = thing_of(fact) if about is None else about
+    about = thing_of(fact, without=implied(leaf, fact)) if about is None else about
     field = field_of(leaf, fact)
     if leaf.level and field == item_kind(leaf.level, fact):
         return None  # the ship of ship Mistral
@@ -234,9 +253,10 @@ def goal_of(leaf: Leaf, fact: Fact, *, about: str | None = None) -> str | None:
         return f"the result of {about}" if about else None
     subject = topic(fact.spec) if topic(fact.spec) not in ("", field) else spaced(fact.spec.server)
     thing = singular(topic(fact.spec))
-    if about and field in _WHEN and thing and not {thing, field} & set(about.split()):
+    is_known = {thing, field} & set(about.split()) or thing == spaced(fact.spec.server)
+    if about and field in _WHEN and len(thing.split()) == 1 and not is_known:
         about = within(f"the {thing}", about)  # the date of the appointment of patient 12
-    return None if about.startswith(f"{field} ") else within(f"the {field}", about or f"the {subject}")
+    return None if f" {field} " in f" {about}" else within(f"the {field}", about or f"the {subject}")
 
 
 def found_by(edge: Edge, about: str) -> str | None:
@@ -247,14 +267,11 @@ def found_by(edge: Edge, about: str) -> str | None:
     if not noun or noun in PLACES:
         return None
     if not leaf.levels:
-        return (
-            None
-            if about.startswith(f"{noun} ")
-            else within(f"the {noun}", about or f"the {topic(fact.spec)}")
-        )
+        whole = within(f"the {noun}", about or f"the {topic(fact.spec)}")
+        return None if about.startswith(f"{noun} ") else whole
     item, kind = item_of(leaf, fact, about), item_kind(leaf.levels[-1], fact)
     is_own_name = singular(noun_in(leaf.name)) in ("", kind)
-    if item is None or (is_own_name and not leaf.levels[-1].only):
+    if item is None or (is_own_name and (not leaf.levels[-1].only or item.startswith(f"the {kind}"))):
         return item
     return within(f"the {kind if is_own_name else noun}", item)
 
@@ -264,16 +281,18 @@ def is_worth_asking(leaf: Leaf, fact: Fact) -> bool:
     default of a parameter, an argument given back), nor prose, nor what nobody would count to."""
     if not leaf.is_near or is_cursor(leaf.name) or is_paging(leaf.name):
         return False
-    if leaf.level and not leaf.level.key and is_naming(leaf.name):
+    if leaf.level and not (leaf.level.key or leaf.level.only) and is_naming(leaf.name):
         return False  # the name of the second ship
     given = {str(value).casefold() for value in scalars(fact.arguments)}
     schema = fact.spec.input_schema.get("properties", {}).get(leaf.name)
     is_default = isinstance(schema, dict) and "default" in schema and schema["default"] == leaf.value
-    if is_default or str(leaf.value).casefold() in given:
+    if is_default or {str(leaf.value).casefold(), "true", "false"} & given:
         return False
     if isinstance(leaf.value, str):
-        if leaf.value.rstrip().endswith(":") or _is_of_today(leaf.value):
+        if leaf.value.rstrip().endswith(":") or is_of_today(leaf.value):
             return False  # what stands above the answer; what is another one tomorrow
+        if given & set(re.findall(r"\w+(?:[.-]\w+)*", leaf.value.casefold())):
+            return False  # what repeats the question
         is_prose = len(leaf.value.split()) > 3 and (not leaf.name or leaf.value.rstrip().endswith((".", "!")))
         return len(leaf.value) >= 3 and any(map(str.isalnum, leaf.value)) and not is_prose
     if any(float(leaf.value) == float(value) for value in given if re.fullmatch(r"-?\d+(\.\d+)?", value)):
@@ -281,10 +300,10 @@ def is_worth_asking(leaf: Leaf, fact: Fact) -> bool:
     return abs(leaf.value) > 2
 
 
-def _is_of_today(value: str) -> bool:
-    """Whether a text is a date, or a day of the week, of now or next to it."""
+def is_of_today(value: Any) -> bool:
+    """Return whether a text is a date, or a day of the week, of now or next to it."""
     days = [date.today() + timedelta(days=n) for n in (-1, 0, 1)]
-    return value[:10] in map(str, days) or value in {day.strftime("%A") for day in days}
+    return str(value)[:10] in map(str, days) or value in {day.strftime("%A") for day in days}
 
 
 def is_amount(leaf: Leaf, values: Collection[Any]) -> bool:

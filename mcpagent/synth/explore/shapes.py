@@ -6,19 +6,17 @@ expression of the answer over the results (`core.placeholders`), and what is ask
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from random import Random
 from typing import Any
 
-from mcpagent.core.seeds import derive_seed
 from mcpagent.synth.explore import questions
 from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph, scalars
 from mcpagent.synth.explore.invented import Inventor
-from mcpagent.synth.explore.leaves import Leaf, Level, at_step, is_naming
+from mcpagent.synth.explore.leaves import Leaf, at_step, column_of, is_naming
 from mcpagent.synth.explore.paging import is_paging
 from mcpagent.synth.explore.questions import goal_of, is_amount, is_worth_asking, thing_of
 from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk
@@ -27,9 +25,6 @@ _LONGEST = 4  # calls of a walk
 _FEW = 4  # things that are compared
 _LEAST_ROWS = 3  # of a list that is counted
 _SHOWN = 8  # items that an answer lists
-_MOST_OF = 3  # "the captain of the ship of the first berth of port Riga"
-# What no server tells of its things.
-_UNTOLD = ("price", "phone number", "rating", "owner", "postal address", "insurance number")
 _MOST = (("highest", max), ("lowest", min))
 
 
@@ -48,20 +43,34 @@ class Shapes:
             self._by_spec.setdefault(fact.spec.dotted, []).append(fact)
 
     @cached_property
-    def _fields(self) -> set[str]:
-        """The words of every field that a tool was seen to tell."""
-        leaves = ((leaf, fact) for fact in self.graph.facts for leaf in fact.leaves[:200])
-        return {
-            word
-            for leaf, fact in leaves
-            for word in re.findall(r"\w+", questions.field_of(leaf, fact).lower())
-        }
+    def _constant(self) -> set[tuple[str, str]]:
+        """(tool, column) of what is the same in every result that tells it: often it names a thing itself,
+        as in `- Fluffy: halves the damage`."""
+        facts = self.graph.facts
+        told = {(fact.spec.dotted, leaf.column, str(leaf.value)) for fact in facts for leaf in fact.leaves}
+        values, calls = (
+            Counter((tool, column) for tool, column, _ in told),
+            Counter(f.spec.dotted for f in facts),
+        )
+        return {place for place, times in values.items() if times < 2 < calls[place[0]]}
 
     @cached_property
-    def _things(self) -> set[str]:
-        """What tools are asked about: a line `Sonnblick: open` in a list of lifts is no field of theirs."""
-        facts = self.graph.facts
-        return {name.casefold() for fact in facts for names in self._arguments(fact) for name in names} - {""}
+    def _repeated(self) -> set[tuple[str, str, str]]:
+        """(tool, list, field) of fields that do not tell the items of every such list apart."""
+        repeated: set[tuple[str, str, str]] = set()
+        for fact in self.graph.facts:
+            told = Counter(
+                (leaf.level.rows, leaf.tail[0], str(leaf.value).casefold())
+                for leaf in fact.leaves
+                if leaf.level and len(leaf.tail) == 1
+            )
+            twice = [place for place, times in told.items() if times > 1]
+            repeated |= {(fact.spec.dotted, column_of(rows), name) for rows, name, _ in twice}
+        return repeated
+
+    def _is_told_apart(self, leaf: Leaf, fact: Fact) -> bool:
+        keys = ((fact.spec.dotted, column_of(level.rows), level.key) for level in leaf.levels)
+        return self._repeated.isdisjoint(keys)
 
     @cached_property
     def _values(self) -> Mapping[str, set[str]]:
@@ -94,55 +103,32 @@ class Shapes:
         return self._of_leaf("single", fact, leaf, goal) if leaf and goal else None
 
     def counted(self, rng: Random, fact: Fact) -> Walk | None:
-        """Return how many items a list has, how many with more or less than so much of something, or the
-        most or the least of it."""
+        """Return how many items a list has, or the most or the least of something."""
         table = self._table(rng, fact)
         if table is None:
             return None
-        leaf, level, column = table
-        rows, group = at_step(level.rows, 1), questions.group_of(fact, level)
-        name, said = leaf.tail[0], questions.field_of(leaf, fact)
+        leaf, column, rows, group = table
+        name, (most, function) = leaf.tail[0], rng.choice(_MOST)
         shape, goal, expression = "counted", f"the number of {group}", f"count({rows})"
         if is_amount(leaf, column) and rng.random() < 0.7:
-            most, function = rng.choice(_MOST)
-            shape, goal = most, f"the {most} {said} of all {group}"
+            shape, goal = most, f"the {most} {questions.field_of(leaf, fact)} of all {group}"
             expression = f'{function.__name__}(pluck({rows}, "{name}"))'
-            if (bound := _between(sorted(column), rng)) and rng.random() < 0.5:
-                side = rng.choice(("over", "under"))
-                shape, goal = "filtered", f"the number of {group} with {said} {side} {bound:g}"
-                expression = f'count_{side}(pluck({rows}, "{name}"), {bound!r})'
         # Who has seen the first and the last item of a list has seen the list.
-        ends = tuple(
-            Seen(f"${{{rows}[{place}].{name}}}", self._arguments(fact)) for place in (0, len(column) - 1)
-        )
-        return Walk("single", shape, (Step(fact),), goal, Answer("number", (f"${{{expression}}}",)), ends)
-
-    def extreme(self, rng: Random, fact: Fact) -> Walk | None:
-        """Return which item of a list has the most or the least of something."""
-        table = self._table(rng, fact)
-        if table is None or not table[1].key or not is_amount(table[0], table[2]):
-            return None
-        leaf, level, column = table
-        most, function = rng.choice(_MOST)
-        if column.count(function(column)) > 1:
-            return None
-        rows, group = at_step(level.rows, 1), questions.group_of(fact, level)
-        place = f'arg{function.__name__}(pluck({rows}, "{leaf.tail[0]}"))'
-        value = f'${{at({place}, pluck({rows}, "{level.key}"))}}'
-        said = f"{questions.spaced(level.key)} with the {most} {questions.field_of(leaf, fact)}"
-        goal = f"the {said} of all {group}"
-        return Walk("single", "extreme", (Step(fact),), goal, Answer("name", (value,)), (Seen(value, ()),))
+        ends = (f"${{{rows}[{place}].{name}}}" for place in (0, len(column) - 1))
+        told = tuple(Seen(end, self._arguments(fact)) for end in ends)
+        return Walk("single", shape, (Step(fact),), goal, Answer("number", (f"${{{expression}}}",)), told)
 
     def listed(self, rng: Random, fact: Fact) -> Walk | None:
         """Every item of a whole list that has the same text in a field, or all of a short one."""
         table = self._table(rng, fact)
         if table is None:
             return None
-        leaf, level, column = table
-        name, rows, group = level.key or leaf.tail[0], at_step(level.rows, 1), questions.group_of(fact, level)
+        leaf, column, rows, group = table
+        key = leaf.levels[0].key
+        name = key or leaf.tail[0]
         goal = f"the {questions.plural(questions.spaced(name))} of all {group}"
         picked = list(range(len(column)))
-        if level.key and isinstance(leaf.value, str):
+        if key and isinstance(leaf.value, str):
             value = rng.choice(column)
             picked = [place for place, other in enumerate(column) if other == value]
             goal = f"{goal} with {questions.field_of(leaf, fact)} {questions.said_value(value)}"
@@ -154,8 +140,9 @@ class Shapes:
         told = tuple(Seen(value, self._arguments(fact)) for value in values)
         return Walk("single", "listed", (Step(fact),), goal, Answer("set", values), told)
 
-    def _table(self, rng: Random, fact: Fact) -> tuple[Leaf, Level, list[Any]] | None:
-        """A list that is whole, a leaf of a column, and the values of that column."""
+    def _table(self, rng: Random, fact: Fact) -> tuple[Leaf, list[Any], str, str] | None:
+        """Of a whole list: a leaf, the values of its column, the expression of the list, what its items
+        are."""
         columns: dict[tuple[str, tuple[str, ...]], list[Leaf]] = {}
         for leaf in fact.leaves if fact.is_whole else ():
             if len(leaf.levels) == 1 and len(leaf.tail) == 1 and not leaf.line and not leaf.in_prose:
@@ -169,17 +156,20 @@ class Shapes:
         if not full:
             return None
         leaves = rng.choice(full)
-        return leaves[0], leaves[0].levels[0], [leaf.value for leaf in leaves]
+        level = leaves[0].levels[0]
+        group = questions.group_of(fact, level) if self._is_told_apart(leaves[0], fact) else ""
+        column = [leaf.value for leaf in leaves]
+        return (leaves[0], column, at_step(level.rows, 1), group) if group else None
 
     # Several calls side by side
 
     def both(self, rng: Random, fact: Fact) -> Walk | None:
         """Return the same field of two things, or which of several has the most of it."""
         leaf = self._ask(rng, fact)
-        if leaf is None or leaf.levels or not fact.arguments:
+        if leaf is None or leaf.levels or len(list(scalars(fact.arguments))) != 1:
             return None
-        others = rng.sample(self._by_spec[fact.spec.dotted], len(self._by_spec[fact.spec.dotted]))
-        same = ((other, _same_place(leaf, other)) for other in others)
+        alike = [o for o in self._by_spec[fact.spec.dotted] if o.arguments.keys() == fact.arguments.keys()]
+        same = ((other, _same_place(leaf, other)) for other in rng.sample(alike, len(alike)))
         by_value = {str(leaf.value): (fact, leaf)} | {
             str(each.value): (other, each) for other, each in same if each and each.value != leaf.value
         }
@@ -209,8 +199,7 @@ class Shapes:
     # One call after the other
 
     def chain(self, rng: Random, fact: Fact) -> Walk | None:
-        """Return a field of what is named only by what leads to it; both arguments of a call may be found
-        so."""
+        """Return a field of what is named only by what leads to it."""
         leaf = self._ask(rng, fact)
         if leaf is None or self._clear_goal(leaf, fact) is None:
             return None
@@ -220,53 +209,43 @@ class Shapes:
         if phrase is None or len(steps) < 2 or str(leaf.value) in given:
             return None
         goal = goal_of(leaf, fact, about=phrase)
-        if goal is None or goal.count(" of ") > _MOST_OF:
+        if goal is None or goal.count(" of ") >= _LONGEST:
             return None
         value = f"${{{leaf.at_step(len(steps))}}}"
-        shape = "joined" if len(steps[-1].links) > 1 else "chain"
         told = (Seen(value, self._told_by(leaf, fact)),)
-        return Walk("sequential", shape, tuple(steps), goal, _answer_of(leaf, value), told)
+        return Walk("sequential", "chain", tuple(steps), goal, _answer_of(leaf, value), told)
 
     def _reached(
         self, rng: Random, leaf: Leaf, fact: Fact, steps: list[Step], *, depth: int, taken: list[Fact]
     ) -> str | None:
         """Append the calls that lead to `fact`, of which `leaf` is used, and the call itself; return what it
         is about, in words."""
-        phrases: dict[str, str] = {}
-        links: list[tuple[str, str]] = []
-        by_parameter: dict[str, list[Edge]] = {}
-        for edge in self.graph.edges_into(fact) if depth > 0 else ():
-            if not any(edge.source is other for other in taken):
-                by_parameter.setdefault(edge.parameter, []).append(edge)
-        for parameter, edges in by_parameter.items():
-            if len(steps) + 2 > _LONGEST:
-                break
-            edge = rng.choice(edges)
-            if self._is_detour(fact, edge) or _goes_back(edge, leaf, fact):
-                return None
-            taken.append(edge.source)
-            source = self._reached(rng, edge.leaf, edge.source, steps, depth=depth - 1, taken=taken)
-            phrase = questions.found_by(edge, source) if source is not None else None
-            if phrase is None:
-                return None
-            phrases[parameter] = phrase
-            links.append((edge.text, f"{edge.prefix}${{{edge.leaf.at_step(len(steps))}}}"))
-        steps.append(Step(fact, tuple(links)))
-        return thing_of(fact, instead=phrases)
-
-    def _is_detour(self, fact: Fact, edge: Edge) -> bool:
-        """Whether the call could be made with the name by which the question tells the item of a list."""
-        level = edge.leaf.level
-        if level is None or not level.key or level.key == edge.leaf.name:
-            return False
-        asked = (other.arguments for other in self.graph.facts if other.spec is fact.spec)
-        return any(str(level.called) in map(str, scalars(arguments)) for arguments in asked)
+        without = questions.implied(leaf, fact)
+        edges = [
+            edge
+            for edge in self.graph.edges_into(fact)
+            if all(edge.source is not one for one in taken)
+            # "The date of A and the date of B" would be two questions.
+            and edge.parameter not in without
+            and not thing_of(fact, without={*without, edge.parameter})
+        ]
+        if depth == 0 or len(steps) + 2 > _LONGEST or not edges:
+            steps.append(Step(fact))
+            return thing_of(fact, without=without)
+        edge = rng.choice(edges)
+        if not self._is_told_apart(edge.leaf, edge.source) or _goes_back(edge, leaf, fact):
+            return None
+        taken = [*taken, edge.source]
+        source = self._reached(rng, edge.leaf, edge.source, steps, depth=depth - 1, taken=taken)
+        value = f"{edge.prefix}${{{edge.leaf.at_step(len(steps))}}}"
+        steps.append(Step(fact, ((edge.text, value),)))
+        return questions.found_by(edge, source) if source is not None else None
 
     # What cannot be done as it is asked
 
     def missing_function(self, rng: Random, fact: Fact) -> Walk | None:
         """Return a question like the others, of which the tool is taken away."""
-        walk = self.single(rng, fact)
+        walk = self.single(rng, fact) if self._is_looked_up(fact) else None
         return walk and replace(walk, kind="missing_function", shape="missing_function", lack="function")
 
     def missing_entity(self, rng: Random, fact: Fact) -> Walk | None:
@@ -298,21 +277,11 @@ class Shapes:
             return None
         return Walk(kind, kind, (Step(unlike),), goal, answer, lack="existence", invented=name)
 
-    def unrelated(self, rng: Random, fact: Fact) -> Walk | None:
-        """Return a question like the others about what no tool tells."""
-        fields = [field for field in _UNTOLD if not set(field.split()) & self._fields]
-        thing = thing_of(fact) if len(fact.arguments) == 1 else ""  # not of two cities and a time
-        if not fields or not thing or self._ask(rng, fact) is None:
-            return None
-        untold = fields[derive_seed(0, "unrelated", thing) % len(fields)]  # one of each thing
-        goal = questions.within(f"the {untold}", thing)
-        return Walk("irrelevance", "unrelated", (Step(fact),), goal, lack="field")
-
     def forbidden(self, rng: Random, fact: Fact) -> Walk | None:
         """Return the wish to change what can only be read."""
         leaf = self._ask(rng, fact)
         goal = leaf and self._clear_goal(leaf, fact)
-        if not leaf or not goal or not leaf.name:
+        if not leaf or not goal or not leaf.name or not self._is_looked_up(fact):
             return None
         same = (_same_place(leaf, other) for other in self._by_spec[fact.spec.dotted])
         twins = [other.value for other in same if other and other.value != leaf.value]
@@ -322,6 +291,10 @@ class Shapes:
         return Walk("missing_function", "forbidden", (Step(fact),), wish, lack="right")
 
     # Parts
+
+    def _is_looked_up(self, fact: Fact) -> bool:
+        """Whether only a tool can know: what it works out of the question, a model may know without it."""
+        return not fact.arguments or bool(self.graph.edges_into(fact))
 
     @cached_property
     def _names(self) -> Mapping[str, set[str]]:
@@ -366,9 +339,21 @@ class Shapes:
 
     def _ask(self, rng: Random, fact: Fact) -> Leaf | None:
         """A leaf to ask for: a whole text less often than what has a name of its own."""
-        is_list = any(leaf.line.casefold() in self._things for leaf in fact.leaves)
+        # What a plainer call tells too: nobody asks for the author of a file and its first 47 lines.
+        plain = {
+            (leaf.expression, leaf.value)
+            for other in (self.graph.facts if questions.filters_of(fact) else ())
+            if other.spec is fact.spec and other.arguments.items() < fact.arguments.items()
+            for leaf in other.leaves
+        }
         askable = [
-            leaf for leaf in fact.leaves if is_worth_asking(leaf, fact) and not (leaf.line and is_list)
+            leaf
+            for leaf in fact.leaves
+            if is_worth_asking(leaf, fact)
+            and (fact.arguments or not leaf.line)  # `Ada: on the late shift` in a list of guards
+            and (leaf.expression, leaf.value) not in plain
+            and (leaf.levels or (fact.spec.dotted, leaf.column) not in self._constant)
+            and self._is_told_apart(leaf, fact)
         ]
         weights = [4.0 if leaf.name else 1.0 for leaf in askable]
         return rng.choices(askable, weights=weights)[0] if askable else None
@@ -394,15 +379,8 @@ def _goes_back(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
     return any(str(other.value) in starts for other, lists in theirs if rows & lists or rows == lists)
 
 
-def _between(values: Sequence[float], rng: Random) -> float | None:
-    """Return a round number between two neighbours of sorted values, if there is one."""
-    low, high = rng.choice(list(pairwise(values)))
-    middle = float(f"{(low + high) / 2:.2g}")
-    return middle if low < middle < high else None
-
-
 # How often each is drawn, by the name of its method.
 WEIGHTS: Mapping[str, float] = {
-    "single": 3, "chain": 4, "both": 2, "counted": 1, "extreme": 0.7, "listed": 0.7,
-    "missing_entity": 1, "missing_function": 0.7, "unknown_entity": 0.7, "unrelated": 0.3, "forbidden": 0.3,
+    "single": 3, "chain": 4, "both": 2, "counted": 1.7, "listed": 0.7,
+    "missing_entity": 1, "missing_function": 0.7, "unknown_entity": 0.7, "forbidden": 0.3,
 }  # fmt: skip

@@ -44,7 +44,7 @@ DATA_SOURCE = "synthetic/explored"
 _SPARE_TURNS = 3
 _LACKING = 3  # solvable walks for each in which nothing is to be called
 _AT_LEAST, _AT_MOST = 0.25, 0.5  # of the walks change something, if a server can be changed
-_NO_PLAN = ("field", "right", "entity")  # what a question lacks so that it has no plan at all
+_NO_PLAN = ("right", "entity")  # what a question lacks so that it has no plan at all
 
 
 @dataclass(frozen=True)
@@ -356,6 +356,7 @@ def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:
     elif walk.answer.type == "choice":
         check["options"] = list(walk.answer.things)
     check |= {"unit": walk.answer.unit} if walk.answer.unit else {}
+    check |= {"precision": "day"} if check["type"] == "date" and walk.goal.startswith("the date") else {}
     return {
         "tool_sequence": plan,
         "success": {},

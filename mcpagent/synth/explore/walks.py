@@ -11,7 +11,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.synth.explore import questions
 from mcpagent.synth.explore.graph import Fact
 
-Lack = Literal["", "entity", "existence", "field", "function", "right"]
+Lack = Literal["", "entity", "existence", "function", "right"]
 AnswerType = Literal["number", "date", "name", "choice", "pairs", "set"]
 
 
@@ -64,7 +64,7 @@ def replaced_in(value: Any, text: str, reference: str | int) -> Any:
 class Walk:
     """A question. `kind` is the class of its task and `shape` what is asked in it, `goal` what is asked for:
     a noun, or of a choice what the right one has, or a wish. `lack` says what a question has too little of:
-    the `missing` entity, the existence of the one that it names (`invented`), a field that no tool tells, a
+    the `missing` entity, the existence of the one that it names (`invented`), a
     function that is withheld, the right to change. `reads` are calls whose answers tell what a walk changed,
     which is what it is for if there are some."""
 

@@ -20,7 +20,7 @@ TOOLS = [
         "count_records",
         "Count the records that weigh so much",
         reads=True,
-        grams={"type": "integer", "minimum": 100},
+        grams={"type": "integer", "minimum": 300},
     ),
     tool("burn_record", "Burn a record", record="string"),
     tool("seal", "Seal a shelf", shelf="string"),

@@ -20,7 +20,18 @@ from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.paging import is_paging, next_page
 from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.tasks import explore_dataset
-from tests.synth.explore.worlds import BOOKS, NOTES, SHIPS, STATIONS, World, harbour, library, notes, stations
+from tests.synth.explore.worlds import (
+    BOOKS,
+    NOTES,
+    SHIPS,
+    STATIONS,
+    World,
+    harbour,
+    library,
+    notes,
+    stations,
+    tool_edges,
+)
 
 _Letter = Literal["a", "bb", "ccc", "dddd", "eeeee"]
 
@@ -170,7 +181,7 @@ def test_names_and_schemas_say_what_to_try_so_that_few_calls_fail() -> None:
     tools = {fact.spec.name for fact in graph.facts}
     assert tools == set(world.calls) == {tool.__name__ for tool in world.tools}
     assert world.refused.total() < 20 < world.calls.total()
-    edges = graph.tool_edges()
+    edges = tool_edges(graph)
     assert edges["harbour.list_ships"]["harbour.ship_captain.ship_id"] > 5
     assert edges["harbour.list_ports"]["harbour.distance.target_port"] > 3
     days = {arguments["date"] for name, arguments in world.asked if name == "tide"}
@@ -214,7 +225,7 @@ def test_what_is_asked_and_learned_depends_on_the_seed_and_not_on_who_answers_fi
     )
     facts = [[(fact.spec.name, fact.arguments) for fact in graph.facts] for graph in (even, uneven, other)]
     assert facts[0] == facts[1] != facts[2]
-    assert even.tool_edges() == uneven.tool_edges()
+    assert tool_edges(even) == tool_edges(uneven)
 
 
 def test_read_only_calls_run_side_by_side_and_not_all_at_once() -> None:
@@ -229,7 +240,7 @@ def test_a_value_that_a_person_names_opens_what_could_not_be_guessed() -> None:
     assert next(a for name, a in world.asked if name == "list_notes") == {"folder": "/srv/notes"}
     read = {fact.arguments["path"] for fact in graph.facts if fact.spec.name == "read_note"}
     assert read == set(NOTES)
-    edges = graph.tool_edges()["notes.list_notes"]
+    edges = tool_edges(graph)["notes.list_notes"]
     assert edges["notes.read_note.path"] >= 3 and edges["notes.note_size.path"] >= 3
 
 
@@ -251,7 +262,7 @@ def test_a_list_that_is_a_text_gives_what_other_tools_ask_for(form: str, head: s
         STATIONS
     )
     assert {"weather.station.station_id", "weather.sensor.station_id"} <= set(
-        graph.tool_edges()["weather.list_stations"]
+        tool_edges(graph)["weather.list_stations"]
     )
     sensors = [fact.arguments for fact in graph.facts if fact.spec.name == "sensor"]
     assert {arguments["kind"] for arguments in sensors} == {"rain", "wind"}
@@ -259,7 +270,7 @@ def test_a_list_that_is_a_text_gives_what_other_tools_ask_for(form: str, head: s
     row = STATIONS[first.arguments["station_id"]]
     labels = {leaf.name: leaf.value for leaf in first.leaves if not leaf.in_prose}
     shelf = f"shelf {first.arguments['station_id'][-2:]}"
-    assert labels == {"name": row["name"], "Height": f"{row['height_m']} m", "Shelf": shelf}
+    assert labels == {"Height": f"{row['height_m']} m", "Shelf": shelf}
 
 
 def test_a_value_that_the_schema_names_is_not_what_a_refusal_is_about() -> None:
@@ -286,7 +297,8 @@ def test_the_records_of_a_plain_text_are_asked_for_by_what_their_lines_call_them
     for leaf in leaves:
         assert resolve_references("${" + leaf.at_step(1) + "}", {"step1": {"text": text}}) == leaf.value
     values = {leaf.name: leaf.value for leaf in leaves if not leaf.in_prose}
-    assert values == {"Commit": "3ad5acc", "Author": "Ada Berg", "Tons": 1200}
+    assert values == {}, "of which commit?"
+    assert {(leaf.name, leaf.value) for leaf in leaves} >= {("Commit", "25279c6"), ("Tons", 1200)}
 
 
 def test_words_in_one_line_are_asked_for_one_by_one_and_together() -> None:
@@ -390,7 +402,7 @@ def test_nothing_is_asked_that_is_of_today() -> None:
         """When a ship came in."""
         today = date.today()
         return {
-            "day": today.isoformat(),
+            "day": today.isoformat() if ship == "Juno" else "1987-04-06",
             "weekday": f"{today:%A}",
             "built": "1987-04-05",
             "from": f"{ship}ville",
@@ -398,7 +410,7 @@ def test_nothing_is_asked_that_is_of_today() -> None:
 
     facts = World("clock", arrival).learned().facts
     asked = {leaf.name for fact in facts for leaf in fact.leaves if is_worth_asking(leaf, fact)}
-    assert asked == {"built", "from"}
+    assert asked == {"built", "from", "day"}
 
 
 def test_a_call_has_no_more_than_one_of_the_parameters_that_may_be_left_out() -> None:

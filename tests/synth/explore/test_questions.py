@@ -17,7 +17,6 @@ from mcpagent.synth.explore.questions import (
     is_amount,
     is_worth_asking,
     singular,
-    thing_of,
     wish_of,
 )
 
@@ -76,7 +75,46 @@ SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "
         ),
         (
             fact("read_query", {"query": "SELECT * FROM ships"}, {"result": SHIPS}),
-            "the number of tons of ship Aurora of table ships",
+            "the number of tons of ship Aurora",
+        ),
+        (fact("days", {"city": "Riga"}, {"business_days": 21}), "the number of business days of city Riga"),
+        (fact("days", {"city": "Riga"}, {"duration_days": 21}), "the duration in days of city Riga"),
+        (fact("days", {"city": "Riga"}, {"iso_week": 48}), "the iso week of city Riga"),
+        (fact("get_order", {"order": 7}, {"ordered": "2025-01-02"}), "the date ordered of order 7"),
+        (fact("get_order", {"order": 7}, {"created_at": "2025-01-02"}), "the date created of order 7"),
+        (fact("size_of", {"file": "a.csv"}, {"rows": 12}), "the number of rows of file a.csv"),
+        (
+            fact("get_info", {"file": "a.csv"}, {"text": "Mode: x\nPermissions: 644"}),
+            "the permissions of file a.csv",
+        ),
+        (
+            fact(
+                "describe_table",
+                {"table": "ships"},
+                {"result": [{"name": "tons", "type": "REAL"}, {"name": "a", "type": "TEXT"}]},
+            ),
+            'the type for "tons" of table ships',
+        ),
+        (
+            fact("get_contact", {"contact": "C-7"}, {"notes": [{"author": "Ada", "pages": 4}]}),
+            "the author of the note of contact C-7",
+        ),
+        (
+            fact(
+                "list_tasks",
+                {"owner": "Bo"},
+                {"result": [{"id": "T-1", "hours": 7}, {"id": "T-2", "hours": 9}]},
+                owner={},
+            ),
+            "the number of hours of task T-1",
+        ),
+        (
+            fact(
+                "days",
+                {"year": 1999},
+                {"holidays_in_range": [{"name": n, "pay": 7} for n in ("New Year", "May")]},
+            ),
+            "the pay of holiday May of year 1999",
         ),
     ],
 )
@@ -92,6 +130,7 @@ def test_a_thing_is_named_with_its_kind(of: Fact, goal: str) -> None:
         ({"branch": "main"}, {"branch": {"type": "string", "default": "main"}}),
         ({"ship": "Mistral", "n": 2}, {}),
         ({"next_cursor": "abc123"}, {}),
+        ({"filter": "ships like Mistral"}, {}),
     ],
 )
 def test_prose_nothing_defaults_and_what_was_given_are_not_asked(
@@ -146,9 +185,7 @@ def test_a_change_is_wished_for_in_the_words_of_the_tool(
     assert wish_of(fact(tool, arguments, {}).spec, arguments) == wish
 
 
-def test_what_stands_for_an_argument_takes_its_place_and_frames_differ() -> None:
-    of = fact("get_ship", {"ship": "Mistral", "unit": "kg"}, {})
-    assert thing_of(of, instead={"ship": "the ship of berth 12"}) == "the ship of berth 12 and unit kg"
+def test_frames_differ() -> None:
     said = {ask("the captain of ship Mistral", Random(seed)) for seed in range(60)}
     assert len(said) >= 10 and all(
         "captain of ship Mistral" in text.replace("Captain", "captain") for text in said
@@ -184,3 +221,21 @@ def test_a_number_that_names_a_thing_or_a_year_is_no_amount(
 )
 def test_one_of_several_is_called_as_it_is_in_english(several: str, one: str) -> None:
     assert singular(several) == one
+
+
+def test_the_only_item_of_a_list_without_a_name_is_not_asked_about() -> None:
+    of = fact("directory_tree", {"path": "/a"}, {"result": [{"name": "b.csv", "type": "file"}]})
+    assert goals(of) == []
+    assert goals(fact("search_ships", {"query": "x"}, {"result": [{"name": "Juno", "type": "brig"}]})) == [
+        'the name for "x"',
+        'the type for "x"',
+    ]
+
+
+def test_what_has_no_name_is_counted_to_only_in_a_list_with_one() -> None:
+    rows = [{"rows": 12}, {"rows": 15}]
+    assert goals(fact("list_workbooks", {"directory": "/b"}, {"result": rows})) == []
+    named = goals(fact("list_workbooks", {"directory": "/b"}, {"workbooks": rows}))
+    assert named == [
+        f"the number of rows of the {which} workbook of directory /b" for which in ("first", "second")
+    ]

@@ -67,7 +67,7 @@ class Ledger:
 def test_a_server_that_says_nothing_of_its_tools_is_explored_as_far_as_they_are_named() -> None:
     ledger = Ledger()
     tasks = ledger.explore(read_only=["ledger.list_tables", "ledger.read_query"])
-    assert len(tasks) >= 40
+    assert len(tasks) >= 20
     assert set(ledger.calls) == {"list_tables", "read_query"}
 
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_done_reads_like_what_can(port: GeneratedData) -> None:
     tasks = port.tasks["train"]
     abstaining = [task for task in tasks if task.truth.abstain]
     assert {task.extra_info["shape"] for task in abstaining} == {
-        "missing_function", "asked", "unrelated", "forbidden",
+        "missing_function", "asked", "forbidden",
     }  # fmt: skip
     assert len(abstaining) <= len(tasks) / 3
     asked = of_shape(port, "asked")

@@ -245,3 +245,14 @@ def notes() -> World:
         raise ToolError("badges have nine digits")
 
     return World("notes", list_notes, read_note, note_size, status, find_owner)
+
+
+def tool_edges(graph: ToolGraph) -> dict[str, dict[str, int]]:
+    """`server.tool` -> `server.tool.parameter` -> number of facts that show it."""
+    table: dict[str, dict[str, int]] = {}
+    for fact in graph.facts:
+        for edge in graph.edges_into(fact):
+            row = table.setdefault(edge.source.spec.dotted, {})
+            target = f"{fact.spec.dotted}.{edge.parameter}"
+            row[target] = row.get(target, 0) + 1
+    return table

@@ -17,6 +17,7 @@ from mcpagent.synth.tasks.run import CallCache, final_words, gold_record, replay
 from mcpagent.synth.templates.rules import GeneratedData, generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
+from tests.synth.explore.worlds import tool_edges
 
 DATA_SERVERS = ["polygon", "fmp", "tavily", "slack"]
 
@@ -172,7 +173,7 @@ def test_the_graph_finds_that_a_list_of_channels_feeds_their_history_and_never_c
     async def run() -> tuple[dict[str, dict[str, int]], set[str]]:
         async with ToolPool(builtin_servers(["slack"], limited=False)) as pool:
             graph = await learn(CallCache(pool))
-            return graph.tool_edges(), {fact.spec.name for fact in graph.facts}
+            return tool_edges(graph), {fact.spec.name for fact in graph.facts}
 
     edges, called = asyncio.run(run())
     assert edges["slack.list_slack_channels"]["slack.get_slack_channel_history.channel_id"] > 5

@@ -1,0 +1,143 @@
+"""Questions of which a reader can tell what is asked, of a server with the habits of published ones."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import date
+from random import Random
+from typing import Any, Literal
+
+import pytest
+
+from mcpagent.core.tasks import AnswerCheck
+from mcpagent.synth.explore.shapes import Shapes
+from mcpagent.synth.explore.tasks import Asked, explore_dataset
+from mcpagent.synth.explore.walks import Walk
+from tests.synth.explore.worlds import World
+
+COMMITS = [
+    {"hash": f"{7919 * (n + 3):x}", "author": ("Ada", "Bo", "Kit")[n % 3], "subject": subject}
+    for n, subject in enumerate(
+        ["Read quoted fields", "Fix a leak", "Drop the cache", "Speed up the lexer", "Test two systems"]
+    )
+]
+MOVES = {
+    name: {"type": kind, "power": 40 + 15 * n}
+    for n, (name, kind) in enumerate(
+        [("ember", "fire"), ("gust", "flying"), ("surf", "water"), ("bite", "dark"), ("peck", "flying")]
+    )
+}
+MONSTERS = {
+    f"mon-{n}": {"types": ", ".join(["fire", "flying"][: 1 + n % 2]), "weight": 71 + n} for n in range(4)
+}
+GUARDS = {"Fluffy": "halves contact damage", "Sturdy": "survives any hit", "Levitate": "is above the ground"}
+
+
+def workshop() -> World:
+    def git_log(author: Literal["Ada", "Bo", "Kit"] | None = None) -> list[dict[str, Any]]:
+        """The commits, of all or of one author."""
+        return [commit for commit in COMMITS if author in (None, commit["author"])]
+
+    def get_move(move: Literal["ember", "gust", "surf", "bite", "peck"], lines: int | None = None) -> str:
+        """What is known of a move; `lines` of it, or all."""
+        return f"## {move}\nType: {MOVES[move]['type']}\nPower: {MOVES[move]['power']}" + "\n" * (
+            lines is None
+        )
+
+    def get_monster(monster: Literal["mon-0", "mon-1", "mon-2", "mon-3"]) -> dict[str, Any]:
+        """What is known of a monster."""
+        return MONSTERS[monster]
+
+    def effect(types: list[str]) -> dict[str, Any]:
+        """How strong it is against all of the types."""
+        return {"factor": 16 + sum(map(ord, "".join(types))) % 7}
+
+    def list_guards(kind: Literal["all", "strong", "weak"]) -> str:
+        """The guards of a kind."""
+        shown = list(GUARDS)[: {"all": 3, "strong": 2, "weak": 1}[kind]]
+        return "\n".join(f"- {name}: {GUARDS[name]}" for name in shown)
+
+    def search_notes(tag: Literal["sea", "sun", "salt"]) -> str:
+        """Find notes with a tag."""
+        return "\n\n".join(f"{n}. Note {n}\n   Tags: {tag}, x{n}\n   Page: {40 + n}" for n in (1, 2, 3))
+
+    def now(zone: Literal["Riga", "Porto", "Graz"]) -> dict[str, Any]:
+        """What day it is somewhere."""
+        return {"date": date.today().isoformat(), "week": 48, "zone": zone.upper()}
+
+    def long_run(duration: int = 10, steps: int = 5) -> str:
+        """Run for long."""
+        return f"Completed. Duration: {duration} seconds, steps: {steps}."
+
+    def add(a: int, b: int) -> str:
+        """Add two numbers."""
+        return f"The sum of {a} and {b} is {a + b}."
+
+    readers = (git_log, get_move, get_monster, effect, list_guards, search_notes, now, long_run, add)
+    return World("workshop", *readers)
+
+
+@pytest.fixture(scope="module")
+def walks() -> list[Walk]:
+    graph = workshop().learned()
+    shapes, rng = Shapes(graph, graph.facts), Random(5)
+    drawn = (shapes.draw(rng) for _ in range(4000))
+    return [walk for walk in drawn if walk is not None]
+
+
+def goals(walks: list[Walk], tool: str) -> set[str]:
+    """What is asked by calls that end with one of a tool."""
+    return {walk.goal.lower() for walk in walks if walk.steps[-1].fact.spec.name == tool}
+
+
+def test_a_thing_goes_by_what_tells_it_apart_in_every_list(walks: list[Walk]) -> None:
+    asked = goals(walks, "git_log")
+    assert 'the hash for "fix a leak"' in asked
+    assert not [goal for goal in asked if 'for "ada"' in goal or "log" in goal], "Ada has more commits"
+
+
+def test_a_parameter_that_makes_no_difference_is_not_said(walks: list[Walk]) -> None:
+    asked = goals(walks, "get_move")
+    assert "the power of move bite" in asked and not [goal for goal in asked if "line" in goal]
+
+
+def test_a_heading_a_name_in_a_list_and_one_of_several_are_no_fields(walks: list[Walk]) -> None:
+    assert not [goal for goal in goals(walks, "get_move") if "name" in goal]
+    asked = goals(walks, "list_guards") | goals(walks, "search_notes")
+    assert not [goal for goal in asked if any(word in goal for word in ("fluffy", "sturdy", "tags", "page"))]
+
+
+def test_several_types_in_one_text_are_not_given_as_one(walks: list[Walk]) -> None:
+    given = [walk.steps[-1].fact.arguments for walk in walks if walk.steps[-1].fact.spec.name == "effect"]
+    assert given and not [arguments for arguments in given if "," in str(arguments["types"][0])]
+
+
+def test_neither_what_is_of_now_nor_a_default_is_asked(walks: list[Walk]) -> None:
+    assert not goals(walks, "now") and not goals(walks, "long_run")
+
+
+def test_only_things_with_one_argument_are_compared(walks: list[Walk]) -> None:
+    compared = [walk for walk in walks if walk.kind == "parallel"]
+    assert compared and goals(walks, "add") and not goals(compared, "add")
+
+
+def test_nobody_is_said_not_to_know_what_can_be_worked_out(walks: list[Walk]) -> None:
+    lacking = [walk for walk in walks if walk.lack == "function"]
+    assert lacking and not goals(lacking, "add")
+
+
+def test_who_is_asked_for_a_date_need_not_say_the_time() -> None:
+    def get_event(event: Literal["fair", "race", "feast"]) -> dict[str, str]:
+        """When an event begins."""
+        return {
+            "date": {"fair": "2024-02-07", "race": "2024-05-09", "feast": "2024-11-23"}[event] + " 10:12:00"
+        }
+
+    async def run() -> list[AnswerCheck | None]:
+        async with World("town", get_event).pool() as pool:
+            asked = Asked(weights={"single": 1})
+            made = await explore_dataset(pool, counts={"train": 6}, seed=1, asked=asked, answer_line=True)
+            return [task.truth.final_answer for task in made.tasks["train"]]
+
+    checks = [check for check in asyncio.run(run()) if check and check.type == "date"]
+    assert checks and {check.precision for check in checks} == {"day"}
