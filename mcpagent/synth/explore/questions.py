@@ -214,17 +214,18 @@ def item_of(leaf: Leaf, fact: Fact, about: str) -> str | None:
     said, given = about, set(map(str, scalars(fact.arguments)))
     for level in leaf.levels:
         kind = item_kind(level, fact)
+        has_name = kind != "" and kind[:-1] in spaced(level.kind)  # `entities`
         if level.only and about:
             # The note of contact 12, but not the node of node Juno.
             same = (leaf.value for leaf in fact.leaves if leaf.level and leaf.level.rows == level.rows)
             if given.isdisjoint(map(str, same)):
                 if not kind:
                     return None
-                said = within(f"the {kind}", said) if kind in spaced(level.kind) else said
+                said = within(f"the {kind}", said) if has_name else said
         elif level.key and (kind or isinstance(level.called, str)):
             item = named(kind, level.called)
             said = said if said.endswith(said_value(level.called)) else within(item, said)
-        elif level.index < NEAR and about and kind and kind in spaced(level.kind):
+        elif level.index < NEAR and about and has_name:
             said = within(f"the {_ORDINALS[level.index]} {kind}", said)
         else:
             return None

@@ -100,6 +100,10 @@ SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "
             "the author of the note of contact C-7",
         ),
         (
+            fact("find_nodes", {"query": "has bees"}, {"entities": [{"name": "Ivo", "sort": "person"}]}),
+            'the sort of the entity for "has bees"',
+        ),
+        (
             fact(
                 "list_tasks",
                 {"owner": "Bo"},
