@@ -63,6 +63,7 @@ _COINS = re.compile(r"\b(\d+) (euros?|dollars?|pounds?|francs?) (\d\d)\b(?! ?[c�
 _CLOCK, _PART_OF_DAY = pattern("clock"), pattern("part_of_day")
 _DOTTED = re.compile(r"\b[A-Za-z]\.(?: ?[A-Za-z]\.){1,2}")
 UNSAID, LEGAL = frozenset(WORDS["titles"].split()), frozenset(WORDS["legal_forms"].split())
+_AND = re.compile(r"\b(?:as well as|along with|together with|in addition to)\b", re.IGNORECASE)
 _COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?°\s?([NSEW])\b")
 _NUMERO = re.compile(r"\bno\.? ?(?=#?\d)|(?<!\w)#(?=\d)", re.IGNORECASE)
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
@@ -88,7 +89,7 @@ def canonical(text: str) -> str:
         text = _VULGAR.sub(lambda m: f"{float(m[1] or 0) + unicodedata.numeric(m[2]):.4g}", text)
         text = unicodedata.normalize("NFKC", text.translate(_QUOTES))
         text = "".join(map(_plain_character, text))
-    text = _LINK.sub(_link, _MARKS.sub("", text))
+    text = _AND.sub("and", _LINK.sub(_link, _MARKS.sub("", text)))
     text = _DOTTED.sub(
         lambda m: w if (w := m[0].replace(".", "").replace(" ", "")).lower() in LEGAL else m[0], text
     )

@@ -81,11 +81,18 @@ def holds(check: dict[str, Any], line: str, said: str = "") -> bool:
         (
             {"type": "name", "value": "tom.weiss"},
             ("Tom Weiss", "tom.weiss", "It is Tom Weiss."),
-            ("Tom", "Tom Weiss or Ana Lima", "Tom Weiss, Ana Lima", "Tom Weiss's brother", "not Tom Weiss"),
+            (
+                "Tom",
+                "Tom Weiss or Ana Lima",
+                "Ana Lima as well as Tom Weiss",
+                "Tom Weiss along with Ana Lima",
+                "Tom Weiss's brother",
+                "not Tom Weiss",
+            ),
         ),
         (
             {"type": "set", "value": ["Fire", "Flying"]},
-            ("Fire and Flying", "Flying, Fire", "- Fire\n- Flying", "Fire/Flying"),
+            ("Fire and Flying", "Flying, Fire", "Fire as well as Flying", "- Fire\n- Flying", "Fire/Flying"),
             ("Fire", "Fire, Flying, Water", "Fire or Flying", "Fire and not Flying"),
         ),
         (

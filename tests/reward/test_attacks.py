@@ -153,7 +153,7 @@ def test_no_attack_pays_on_explored_tasks_and_right_answers_do() -> None:
 
     broken, made, honest_count = asyncio.run(run())
     assert broken == []
-    assert len(made) >= 60 and honest_count > 40
+    assert len(made) >= 60 and honest_count > 30
 
 
 def elsewhere(seen: Seen, others: Sequence[Task]) -> dict[str, list[str]]:

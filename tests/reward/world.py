@@ -114,7 +114,7 @@ async def full_tasks(
 async def explored_tasks(
     pool: ToolPool, *, count: int, per_class: int, answer_line: bool = False
 ) -> list[Task]:
-    data = await explore_dataset(pool, counts={"train": count}, seed=5, answer_line=answer_line)
+    data = await explore_dataset(pool, counts={"train": count}, seed=7, answer_line=answer_line)
     return _some_of_each(data.tasks["train"], per_class)
 
 
