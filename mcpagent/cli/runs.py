@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,36 +88,86 @@ def _started(run: RunInfo) -> str:
 report_app = command_app()
 
 
+class ReportFormat(StrEnum):
+    """What a report is written as."""
+
+    HTML = "html"
+    JSON = "json"
+    INSPECT = "inspect"
+
+
 @report_app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Run folder, such as outputs/quickstart.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run folder, such as outputs/quickstart. For inspect a file of trajectories too.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            callback=out_file("report.html"),
-            help="A file for the report, or a folder. Default: report.html in the run.",
+            help="A file for the report, or a folder. Default: report.html or report.json, or the folder "
+            "inspect, in the run, written anew each time.",
         ),
     ] = None,
+    format_: Annotated[
+        ReportFormat,
+        typer.Option(
+            "--format",
+            help="html: a self-contained page. json: every figure of the page. inspect: a folder with all "
+            "episodes as logs for Inspect's viewer (inspect view).",
+        ),
+    ] = ReportFormat.HTML,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run, one self-contained page, and print its path.
+    """Write the report of a run and print its path.
 
     Example: mcpagent report outputs/quickstart
+
+    Example: mcpagent report outputs/quickstart --format inspect
     """
-    if out is not None:
-        refuse_existing(out, overwrite=overwrite)
     from mcpagent.storage.packages import require
 
+    console = Console(is_json=as_json)
+    if format_ is ReportFormat.INSPECT:
+        _write_inspect_logs(run, out, overwrite=overwrite, console=console)
+        return
+    out = out_file(f"report.{format_}")(out)
+    if out is not None:
+        refuse_existing(out, overwrite=overwrite)
     require("report", use="the report")
-    from mcpagent.evaluate.report.page import write_report
+    from mcpagent.evaluate.report.page import write_page
     from mcpagent.evaluate.report.run_data import read_run
     from mcpagent.evaluate.report.verdicts import judge
 
-    document: dict[str, object] = {"report": str(write_report(run, out))}
+    view, path = read_run(run), out or run / f"report.{format_}"
+    write_page(view, path, as_json=format_ is ReportFormat.JSON)
+    document: dict[str, object] = {"report": str(path), "format": format_.value}
     if as_json:
-        document["verdicts"] = [verdict.model_dump() for verdict in judge(read_run(run))]
-    Console(is_json=as_json).print_blocks(document, [str(document["report"])])
+        document["verdicts"] = [verdict.model_dump() for verdict in judge(view)]
+    console.print_blocks(document, [str(path)])
+
+
+def _write_inspect_logs(run: Path, out: Path | None, *, overwrite: bool, console: Console) -> None:
+    from mcpagent.errors import UserError
+    from mcpagent.evaluate.report.inspect_log import sources, write_log
+
+    if out is None and run.is_file():
+        raise UserError("a file of trajectories has no place for its logs", remedy="name a folder with --out")
+    folder = run / "inspect" if out is None else out
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is not a folder", where=str(folder), remedy="name a folder with --out")
+    logs = {folder / f"{source.name}.eval": source for source in sources(run)}
+    if out is not None:
+        refuse_existing(*logs, overwrite=overwrite)
+    for path, source in logs.items():
+        write_log(source, path)
+    document = {"report": str(folder), "format": "inspect", "logs": [str(log) for log in logs]}
+    opened = f"{len(logs)} logs; open them with: inspect view --log-dir {folder}"
+    console.print_blocks(document, [str(folder), opened])
 
 
 view_app = command_app()

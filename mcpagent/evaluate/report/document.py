@@ -14,6 +14,7 @@ from mcpagent.evaluate.report.verdicts import Verdict, compare_or_none, judge
 from mcpagent.evaluate.summary import RATE_METRICS, EvalResult
 from mcpagent.tools.metrics import PoolMetrics
 
+SCHEMA_VERSION = 2
 SETTINGS = (("greedy", ""), ("sampled", SAMPLED))
 SHOWN_METRICS: dict[str, str] = {
     "tool_sequence_accuracy": "Exact tool sequence",
@@ -80,6 +81,7 @@ class Cost(Record):
 class ReportDocument(Record):
     """All figures of a report."""
 
+    schema_version: int = SCHEMA_VERSION
     run: str
     title: str
     about: str

@@ -22,18 +22,27 @@ from mcpagent.evaluate.report.template import interactive, packed, page, render
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.packages import require
 
+REPORT_NAME = "report.html"
 EMBEDDED_EPISODES = 5000  # in the page; `mcpagent view` lists more
 _CHUNK = 50  # episodes that are unpacked together when one of them is opened
 
 
-def write_report(run_dir: Path, path: Path | None = None) -> Path:
-    """Write the page of a run to `path`, else to `report.html` in the run, and return where it is. A reader
-    of the old file never sees half a new one. Raises UserError if the folder is missing, holds no step, or
-    plotly is not installed."""
-    require("report", use="the report")
-    path = path or run_dir / "report.html"
-    write_text(path, page_html(read_run(run_dir)))
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` into a run folder and return its path. Raises UserError if the folder is missing,
+    holds no step, or plotly is not installed."""
+    path = run_dir / REPORT_NAME
+    write_page(read_run(run_dir), path, as_json=False)
     return path
+
+
+def write_page(run: RunView, path: Path, *, as_json: bool) -> None:
+    """Write the report of a run as a page or as its JSON document. A reader of the old file never sees half a
+    new one. Raises UserError."""
+    if as_json:
+        write_text(path, document_of(run).model_dump_json(indent=1) + "\n")
+        return
+    require("report", use="the report")
+    write_text(path, page_html(run))
 
 
 def page_html(run: RunView) -> str:

@@ -228,8 +228,8 @@ def test_the_command_prints_the_path_and_with_json_the_verdicts(tmp_path: Path) 
     run = write_run(tmp_path / "run", tasks=24)
     plain = mcpagent("report", str(run))
     assert (plain.returncode, plain.stdout.strip()) == (0, str(run / "report.html"))
-    document = json.loads(mcpagent("report", str(run), "--out", str(tmp_path), "--json").stdout)
-    assert document["report"] == str(tmp_path / "report.html")
+    document = json.loads(mcpagent("report", str(run), "--json").stdout)
+    assert document["report"] == str(run / "report.html")
     assert {v["outcome"] for v in document["verdicts"]} == {"pass"}
 
 

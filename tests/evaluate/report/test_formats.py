@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from mcpagent.evaluate.report.document import document_of
-from mcpagent.evaluate.report.page import write_report
+from mcpagent.evaluate.report.document import ReportDocument
+from mcpagent.evaluate.report.page import write_page
 from mcpagent.evaluate.report.run_data import read_run
 from tests.evaluate.run_folder import step_row, write_run
+from tests.running import mcpagent
 
 
-def test_the_document_has_every_figure_of_the_page(tmp_path: Path) -> None:
+def test_the_json_has_every_figure_of_the_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    document = document_of(read_run(run))
+    path = run / "report.json"
+    write_page(read_run(run), path, as_json=True)
+    document = ReportDocument.model_validate_json(path.read_text(encoding="utf-8"))
     # 48 tasks: a third succeed before; afterwards all but those with index % 8 == 5, which are 6.
     (greedy,) = (r for r in document.success if (r.evaluation, r.part) == ("greedy", "all"))
     assert greedy.before and greedy.after and greedy.difference
@@ -29,7 +33,21 @@ def test_the_document_has_every_figure_of_the_page(tmp_path: Path) -> None:
     assert document.config["seed"] == 3 and document.manifest["command"] == "mcpagent quickstart --seed 3"
 
 
-def test_a_run_of_one_step_without_anything_else_has_a_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["json", "html"])
+def test_a_run_of_one_step_without_anything_else_has_each_format(tmp_path: Path, kind: str) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "kl": null}\n')
-    text = write_report(tmp_path).read_text(encoding="utf-8")
+    path = tmp_path / f"report.{kind}"
+    write_page(read_run(tmp_path), path, as_json=kind == "json")
+    text = path.read_text(encoding="utf-8")
     assert "not measured" in text and "None" not in text
+
+
+@pytest.mark.system
+def test_the_command_writes_the_format_that_was_asked_for(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tasks=6)
+    document = json.loads(mcpagent("report", str(run), "--format", "json", "--json").stdout)
+    assert document["format"] == "json" and document["report"] == str(run / "report.json")
+    assert json.loads((run / "report.json").read_text())["schema_version"] == 2
+    refused = mcpagent("report", str(run), "--format", "json", "--out", str(run))
+    assert refused.returncode == 2 and "report.json would be replaced" in refused.stderr
+    assert mcpagent("report", str(run), "--format", "md").returncode == 2
