@@ -26,11 +26,11 @@ _has_said = False  # the command's last line is printed
 
 class Interrupted(KeyboardInterrupt):
     """An interrupt of work of which something is kept: `kept` says what, and `command` goes on with it (None:
-    the same command)."""
+    the same command, with `option` if it has that)."""
 
-    def __init__(self, kept: str, *, command: str | None = None) -> None:
+    def __init__(self, kept: str, *, command: str | None = None, option: str | None = None) -> None:
         super().__init__(kept)
-        self.kept, self.command = kept, command
+        self.kept, self.command, self.option = kept, command, option
 
 
 class Abandoned(KeyboardInterrupt):

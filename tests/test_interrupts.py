@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Command, Python
+from tests.running import Command, Python, mcpagent
 
 pytestmark = pytest.mark.system
 
@@ -335,6 +335,35 @@ def test_ctrl_c_on_a_terminal_ends_with_one_line_that_names_the_command_to_go_on
     assert last_line(seen) == f"interrupted: nothing is half-written; begin again with: {again}"
     assert seen.count("interrupted") == 1 and "Traceback" not in seen
     assert list(slow["out"].iterdir()) == []
+
+
+def test_ctrl_c_at_the_bar_of_an_evaluation_says_what_is_kept_and_that_goes_on(
+    slow: dict[str, Path],
+) -> None:
+    """One task's server answers, the other's does not."""
+    text = (slow["folder"] / "data.jsonl").read_text()
+    quick = text.replace('"one"', '"two"').replace('"x"', '"quick"').replace("Look x", "Look quick")
+    (slow["folder"] / "data.jsonl").write_text(quick + text)
+    server = slow["folder"] / "server.py"
+    never = "    time.sleep(3600)\n"
+    server.write_text(
+        SLOW_SERVER.replace("    Path(sys.argv[1]).touch()\n", "").replace(
+            never, "    if name == 'x' and not Path(sys.argv[1]).exists():\n        time.sleep(3600)\n"
+        )
+    )
+    words = [*AT_A_BAR["eval"].format(d=slow["folder"]).split(), "--set", "rollout.num_envs=1"]
+    with on_a_terminal(words, ROOT) as (process, terminal):
+        seen = read_until(terminal, "1/2")
+        os.write(terminal, b"\x03")
+        seen = read_until(terminal, "never", seen)
+        assert process.wait() == 130, seen[-1000:]
+    kept, _, command = last_line(seen).partition("; go on with: mcpagent ")
+    assert kept == f"interrupted: {slow['out'] / 'e.partial.jsonl'} keeps the episodes that ended"
+    assert command == shlex.join([*words, "--resume"])
+    slow["called"].touch()  # it answers from now on
+    done = mcpagent(*shlex.split(command), "--json", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["n_episodes"] == 2
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,14 @@ class EvalOptions:
     shard: Shard = None
     out: _Out = None
     overwrite: Overwrite = False
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the evaluation in --out, interrupted or finished: play what is missing, and "
+            "what could not be scored because servers failed.",
+        ),
+    ] = False
     as_json: Json = False
 
 
@@ -130,12 +138,13 @@ def model(
 
 
 def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> None:
-    from mcpagent.run.evaluate import evaluate_model
+    from mcpagent.run.evaluate import evaluate_model, partial_file
     from mcpagent.storage.locks import locked_file
 
     console, out = Console(is_json=evaluation.as_json), evaluation.out
-    if out is not None:
-        refuse_existing(*_files(out), overwrite=evaluation.overwrite)
+    if out is not None and not evaluation.resume:
+        remedy = "add --overwrite, name another place, or go on with an interrupted one with --resume"
+        refuse_existing(partial_file(out), *_files(out), overwrite=evaluation.overwrite, remedy=remedy)
     shard = shard_of(evaluation.shard)
     options = replace(
         options,
@@ -151,6 +160,7 @@ def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> Non
             samples=evaluation.samples,
             out=out,
             shard=shard,
+            resume=evaluation.resume,
             console=console,
         )
     console.print_blocks(outcome.result, _evaluated(outcome))

@@ -164,7 +164,8 @@ def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
 
         words = ["mcpagent", *sys.argv[1:]]
         if isinstance(interrupt, Interrupted):
-            command = interrupt.command or shlex.join(words)
+            more = [] if interrupt.option is None or interrupt.option in words else [interrupt.option]
+            command = interrupt.command or shlex.join([*words, *more])
             Console().last_note(f"interrupted: {interrupt.kept}; go on with: {command}")
         else:
             done = str(interrupt) or "nothing is half-written"

@@ -169,13 +169,13 @@ def out_file(name: str) -> Callable[[Path | None], Path | None]:
     return in_folder
 
 
-def refuse_existing(*paths: Path, overwrite: bool) -> None:
+def refuse_existing(
+    *paths: Path, overwrite: bool, remedy: str = "add --overwrite, or name another place"
+) -> None:
     """Raise UserError if one of the paths exists, unless it is to be written over."""
     there = [str(path) for path in paths if path.exists()]
     if there and not overwrite:
-        raise UserError(
-            f"{', '.join(there)} would be replaced", remedy="add --overwrite, or name another place"
-        )
+        raise UserError(f"{', '.join(there)} would be replaced", remedy=remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -235,9 +235,10 @@ async def collect(
     concurrency: int = 64,
     deterministic: bool = True,
     on_done: Callable[[Trajectory], None] | None = None,
+    played: Mapping[str, Trajectory] | None = None,
 ) -> DiskList[Trajectory]:
     """Trajectories in the order of `attempts`, which are drawn as episodes end; all but the first thousand
-    lie on disk.
+    lie on disk. Those of `played`, by id, are taken as they are.
 
     `deterministic` asks the policy in turn barriers (`TurnBarrier`); otherwise each episode asks when it is
     ready. At most `concurrency` episodes are open at a time. Raises what `run_attempt` raises; the other
@@ -245,8 +246,16 @@ async def collect(
     """
     results: DiskList[Trajectory] = DiskList()
 
+    def fresh() -> Iterator[tuple[int, Attempt]]:
+        for index, attempt in enumerate(attempts):
+            before = None if played is None else played.get(attempt.episode_id)
+            if before is None:
+                yield index, attempt
+            else:
+                results.put(index, before)
+
     barrier = TurnBarrier(policy) if deterministic else None
-    queue = enumerate(attempts)
+    queue = fresh()
 
     async def worker(first: tuple[int, Attempt]) -> None:
         item: tuple[int, Attempt] | None = first

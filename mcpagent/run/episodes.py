@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,9 +128,11 @@ class EpisodeSetup:
         on_done: Callable[[Trajectory], None],
         label: str = "evaluation",
         tasks: Sequence[Task] | None = None,
+        played: Mapping[str, Trajectory] | None = None,
     ) -> DiskList[Trajectory]:
-        """Play `samples` attempts at each task of the setup, or at `tasks`. `label` tells their random
-        streams from others': training never uses that of an evaluation."""
+        """Play `samples` attempts at each task of the setup, or at `tasks`; those of `played`, by id, are not
+        played again. `label` tells their random streams from others': training never uses that of an
+        evaluation."""
         tasks = self.tasks if tasks is None else tasks
         return self.tools.io.run(
             collect(
@@ -142,6 +144,7 @@ class EpisodeSetup:
                 concurrency=self.concurrency,
                 deterministic=self.ready.is_deterministic,
                 on_done=on_done,
+                played=played,
             )
         )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,12 +20,13 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.compare import POINTS, Comparison, compare
 from mcpagent.evaluate.summary import EvalResult, summarise
+from mcpagent.interrupts import Interrupted
 from mcpagent.reward.terms import load_reward, regraded
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.run.rollout import check_out, episode_progress
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.checkpoints import run_of, sha256_of
-from mcpagent.storage.datasets import DiskList, read_tasks
+from mcpagent.storage.datasets import DiskList, read_tasks, record_reader, record_writer, write_jsonl
 from mcpagent.storage.json_stream import reading
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, ById, read_trajectories, write_trajectories
@@ -62,24 +65,40 @@ def evaluate_model(
     samples: int = 1,
     out: Path | None = None,
     shard: tuple[int, int] = (1, 1),
+    resume: bool = False,
     console: Console | None = None,
 ) -> EvalOutcome:
     """Play `samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or
     `openai:NAME`), sampled as the `rollout` section of `config` says. With `out`, a .json file, the result is
     written there and the trajectories next to it; the result of a checkpoint of a run is kept in the run too,
-    for its report and model card. Raises UserError; then nothing is written."""
+    for its report and model card. Episodes are written as they end: with `resume`, those that an earlier
+    evaluation of the same `out` could score are not played again. Raises UserError; then nothing is
+    written."""
     console = console or Console()
     if out is not None:
         check_out(out, ".json")
+    elif resume:
+        raise UserError("needs the evaluation to continue", where="--resume", remedy="add --out FILE.json")
     with open_episodes(
         config, policy=model, samples=samples, console=console, data=data, shard=shard
     ) as setup:
         if samples > 1 and setup.settings.sampling.temperature == 0.0:
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
-        with episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done:
-            trajectories = setup.play(samples=samples, on_done=on_done)
-        of_shard = {"shard": f"{shard[0]}/{shard[1]}"} if shard[1] > 1 else {}
-        provenance = {**setup.provenance(samples=samples), **of_shard}
+        of_shard = {"shard": f"{shard[0]}/{shard[1]}"}
+        conditions = {**setup.provenance(samples=samples), **of_shard}
+        with (
+            _stored_as_they_end(out, conditions, resume=resume) as (played, store),
+            episode_progress(console, "Evaluation", total=len(setup.tasks) * samples) as on_done,
+        ):
+
+            def keep(trajectory: Trajectory) -> None:
+                store(trajectory)
+                on_done(trajectory)
+
+            for trajectory in played.values():
+                on_done(trajectory)
+            trajectories = setup.play(samples=samples, on_done=keep, played=played)
+        provenance = {**setup.provenance(samples=samples), **(of_shard if shard[1] > 1 else {})}
         run_checkpoint = _run_of(setup) if shard[1] == 1 else None  # a shard says nothing about the whole
         if run_checkpoint is not None:
             provenance["step"] = step_of(run_checkpoint[1])
@@ -87,6 +106,7 @@ def evaluate_model(
     stored = None
     if out is not None:
         stored = _write(out, result, trajectories)
+        partial_file(out).unlink(missing_ok=True)
     in_run = None if run_checkpoint is None else _keep_in_run(*run_checkpoint, result, trajectories, console)
     failure = None
     if result.unscored == result.n_episodes:
@@ -100,6 +120,78 @@ def _write(out: Path, result: EvalResult, trajectories: Iterable[Trajectory]) ->
     records = write_trajectories(out.with_suffix(""), trajectories)
     write_text(out, result.model_dump_json(indent=1) + "\n")
     return records
+
+
+def partial_file(out: Path) -> Path:
+    """Return the file that holds the episodes of an evaluation until its result `out` is written."""
+    return out.with_suffix(".partial.jsonl")
+
+
+@contextmanager
+def _stored_as_they_end(
+    out: Path | None, conditions: JsonObject, *, resume: bool
+) -> Iterator[tuple[Mapping[str, Trajectory], Callable[[Trajectory], None]]]:
+    """Yield the episodes that need not be played, by id, and what writes another one to `partial_file(out)`,
+    whose first line is the `conditions`. With `resume` the scored ones of the earlier evaluation are there
+    already. Raises UserError if there is none, or it was made under other conditions; Interrupted with what
+    is kept."""
+    if out is None:
+        yield {}, lambda _: None
+        return
+    conditions, path = json.loads(json.dumps(conditions)), partial_file(out)
+    played = ById[Trajectory](_scored_before(out, conditions) if resume else ())
+    ended = len(played)
+    write_jsonl(path, chain([conditions], map(_with_tokens, played.values())))
+    with path.open("ab") as file:
+
+        def store(trajectory: Trajectory) -> None:
+            nonlocal ended
+            record_writer(file, flush=True).write(_with_tokens(trajectory))
+            ended += 1
+
+        try:
+            yield played, store
+        except KeyboardInterrupt as interrupt:
+            if not ended:
+                raise
+            raise Interrupted(f"{path} keeps the episodes that ended", option="--resume") from interrupt
+        finally:
+            if not ended:
+                path.unlink(missing_ok=True)
+
+
+def _scored_before(out: Path, conditions: JsonObject) -> Iterator[Trajectory]:
+    """Yield the scored episodes of an interrupted evaluation, else of a finished one. Raises UserError."""
+    path = partial_file(out)
+    if path.is_file():
+        with path.open("rb") as stream, reading(path):
+            rows = record_reader(stream).iter(type=dict)
+            before, episodes = next(rows, {}), DiskList(map(Trajectory.model_validate, rows))
+    elif out.is_file():
+        before = {"shard": "1/1", **read_evaluation(out).provenance}
+        episodes = read_trajectories(_trajectories_of(out))
+    else:
+        nothing = "there is no evaluation to continue"
+        raise UserError(nothing, where=str(out), remedy="begin one, without --resume")
+    shared = {**_CONDITIONS, "seed": "the seed", "policy": "the model", "shard": "the shard"}
+    changed = [name for key, name in shared.items() if _at(conditions, key) != _at(before, key)]
+    if changed:
+        raise UserError(
+            f"was started with different settings: {', '.join(changed)}",
+            where=str(out),
+            remedy="give the same options as then, or begin anew with --overwrite",
+        )
+    yield from (t for t in episodes if t.is_success is not None)
+
+
+def _with_tokens(trajectory: Trajectory) -> JsonObject:
+    """Return a record that holds the tokens too, which `Trajectory.model_validate` reads again."""
+    record = trajectory.model_dump(mode="json")
+    for row, turn in zip(record["turns"], trajectory.turns, strict=True):
+        done = turn.completion
+        row["added_token_ids"] = turn.added_token_ids
+        row["completion"] |= {"token_ids": done.token_ids, "logprobs": done.logprobs}
+    return record
 
 
 def _run_of(setup: EpisodeSetup) -> tuple[RunFolder, Path] | None:

@@ -150,6 +150,9 @@ CASES = {
     "eval model gold --data {w}/tasks.jsonl --set data.max_tasks=0": ["max_tasks"],
     "eval model gold --data {w}/tasks.jsonl --out {w}/good.json": ["would be replaced"],
     "eval model gold --data {w}/tasks.jsonl --out {w}/good.json/x.json": ["good.json", "--out"],
+    "eval model gold --data {w}/tasks.jsonl --resume": ["--out"],
+    "eval model gold --data {w}/tasks.jsonl --out {w}/cut.json --resume": ["cut.json"],
+    "eval model gold --data {w}/tasks.jsonl --out {w}/lonely.json --resume": ["lonely"],
     "eval compare {w}/good.json {w}/good.json --points 0": ["--points"],
     "eval compare {w}/good.json {w}/good.json --points nan": ["points"],
     "eval judge-check --data {w}/tasks.jsonl --episodes {w}/middle.jsonl --set judge.model=m": [
