@@ -148,6 +148,7 @@ def test_no_attack_pays_on_explored_tasks_and_right_answers_do() -> None:
                 "multi_turn",
                 "error_recovery",
                 "sequential",
+                "irrelevance",
             }
             return await broken_claims(pool, tasks)
 
