@@ -120,7 +120,7 @@ _MONEY_UNITS = frozenset(
     name for names in WORDS["money"].values() for some in names.values() for name in some.split()
 )
 _OTHER_MONEY = re.compile(r"(?<=\d)\s?([A-Z]{3})\b")
-_COUNTED = re.compile(r" ([a-z]{2,}[^\Ws]s)\b")
+_COUNTED = re.compile(r" (?:([a-z]+) )?([a-z]{2,}[^\Ws]s)\b")
 _FIELD = re.compile(r"([A-Za-z_][\w ]{0,40})[\"']?\s*[:=]\s*[\"']?(-?\d[\d.]*)")
 _PERIODS = {name: period for period, names in WORDS["periods"].items() for name in (period, *names.split())}
 _RATES = "|".join(sorted(_PERIODS, key=len, reverse=True))
@@ -170,7 +170,9 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = re.sub(r"\b(\d+):(\d\d) ?min(?:utes)?\b", r"\1 min \2 s", text)
         text = re.sub(r"(?<=\d) ?m\b(?= ?\d+ ?s)|(?<=h)( ?\d+) ?m\b", r"\1 min", text)
     if is_time:
-        text = _HOURS.sub(lambda m: f"{m[1]} h {m[2]} min" + (f" {m[3]} s" if m[3] else ""), text)
+        text = _HOURS.sub(
+            lambda m: f"{m[1]} h {m[2]} min" + (f" {m[3] or m[4]} s" if m[3] or m[4] else ""), text
+        )
     return text
 
 
@@ -317,7 +319,11 @@ def value_spans(
             and (money := _OTHER_MONEY.match(text, span[1]))
             and unit_named(money[1]) is None
         )
-        and not ((thing := _COUNTED.match(text, span[1])) and _stem(thing[1]) in others)
+        and not (
+            (thing := _COUNTED.match(text, span[1]))
+            and thing[1] not in _FUNCTION_WORDS
+            and _stem(thing[2]) in others
+        )
     ]
 
 

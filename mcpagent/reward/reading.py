@@ -69,7 +69,7 @@ _NUMERO = re.compile(r"\bno\.? ?(?=#?\d)|(?<!\w)#(?=\d)", re.IGNORECASE)
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
 _MINUS_OUTSIDE = re.compile(r"(?<![\w-])-([A-Z]{3} ?|[₹¥] ?)(?=\d)")
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:[ ']\d{3})+(?!\d)")
-_COMMA_DECIMALS = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2})(?!\d|,\d)")
+_COMMA_DECIMALS = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?!\d|,\d)")
 _COMMA_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d|,\d)")
 _POINT_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")
 

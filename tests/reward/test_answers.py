@@ -17,6 +17,8 @@ tests of the last ones say how much is left:
     eleventh          20     3    24    5
     twelfth            9     6     7    8
     thirteenth        14     3    27    4      enumerations in words, rates, remarks, zones
+    fourteenth         4     1    16    2      before the thirteenth was read: 6, 0, 23 and 1
+    fifteenth          6     2    18    2      before: 9, 3, 28 and 2
 
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
@@ -96,6 +98,8 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
         ("eleventh", (0.11, 0.01), (0.114, 0.025)),
         ("twelfth", (0.036, 0.013), (0.015, 0.02)),
         ("thirteenth", (0.01, 0.0), (0.0, 0.0)),
+        ("fourteenth", (0.044, 0.007), (0.163, 0.019)),
+        ("fifteenth", (0.044, 0.013), (0.163, 0.013)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
