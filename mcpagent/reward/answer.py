@@ -21,9 +21,11 @@ from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.abstention import abstention_holds
-from mcpagent.reward.line import blanked, is_given, read_answer, unwrapped, value_spans
+from mcpagent.reward.grammar import blanked, unwrapped
+from mcpagent.reward.line import is_given, read_answer
 from mcpagent.reward.phrasing import HEDGE, AnswerContext, denied_after, is_affirmed, is_dump, plain
 from mcpagent.reward.reading import Amount, Span, amounts, canonical, is_conversion
+from mcpagent.reward.spans import value_spans
 
 MAX_DIFFERENT_NUMBERS = 4
 MAX_WORDS = (

@@ -1,0 +1,283 @@
+"""Where a text says a value: numbers with their units and rates, enumerations in words, parts of names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from mcpagent.core.placeholders import format_value
+from mcpagent.core.tasks import AnswerCheck
+from mcpagent.core.values import as_number
+from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.reading import (
+    LEGAL,
+    UNSAID,
+    WORDS,
+    Span,
+    Units,
+    american,
+    canonical,
+    moment_is,
+    moments,
+    pattern,
+    spans_of,
+    unit_named,
+    units_of,
+    whole_moment,
+    words,
+)
+
+BLANK = "\0"
+SAFE = frozenset(WORDS["filler"].split()) | UNSAID | LEGAL
+_LABEL = re.compile(r"(?:^|[\"'{,;|\n])\s*([A-Za-z_][A-Za-z_ ]{0,30})[\"']?\s*[:=]")
+_HEAD = re.compile(r"\A[^\n]*[|;][^\n]*\n|^[^\n]*\|[^\n]*\n(?=[ |:-]*-[ |:-]*\n)", re.MULTILINE)
+_FALLING = pattern("falling")
+_RATE = pattern("rate")
+FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
+_BETWEEN_STEMS = frozenset({*FUNCTION_WORDS, "it", "yet", "still", "also", "to", "be", "being"}) - {"or"}
+_NAME_BEFORE, _NAME_AFTER = (
+    re.compile(r"(?:(?:\b[A-Z][\w']*[.]?|\0)[ -]+)+$"),
+    re.compile(r"(?:(?: d[aeiu]| d[eo]s| v[ao]n| de[nr]| la)*[ -]+(?:[A-Z][\w']*|\0))+"),
+)
+_MONEY_UNITS = frozenset(
+    name for names in WORDS["money"].values() for some in names.values() for name in some.split()
+)
+_OTHER_MONEY = re.compile(r"(?<=\d)\s?([A-Z]{3})\b")
+_COUNTED = re.compile(r" (?:([a-z]+) )?([a-z]{2,}[^\Ws]s)\b")
+_FIELD = re.compile(r"([A-Za-z_][\w ]{0,40})[\"']?\s*[:=]\s*[\"']?(-?\d[\d.]*)")
+_PERIODS = {name: period for period, names in WORDS["periods"].items() for name in (period, *names.split())}
+_RATES = "|".join(sorted(_PERIODS, key=len, reverse=True))
+_PER = re.compile(
+    rf"\s*(?:[a-z]+ )?(?:(?:per|an?|each|every|pro|par|je)\s+|/\s?)(\d+ )?({_RATES})\b|\s*()(\w+ly)\b",
+    re.IGNORECASE,
+)
+_CLAUSE_MARK = re.compile(r"[.;,\n]")
+_PERIODIC = re.compile(r"\b(?:\w+ly|annual)\b", re.IGNORECASE)
+_EVERY = re.compile(r"\b(?:once )?(?:every|each|per|an?|pro|par|je)\s+(\w+)", re.IGNORECASE)
+_ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
+_ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
+NEGATED = re.compile(r"\b(?:not|no|never|none|cannot|without|\w+n't)\b", re.IGNORECASE)
+_ORDINALS = (("first", "former", "1st"), ("second", "latter", "2nd"), ("third", "3rd"), ("fourth", "4th"))
+
+
+def value_spans(
+    check: AnswerCheck, value: Any, text: str, context: AnswerContext, *, is_strict: bool = True
+) -> list[Span]:
+    """Return where canonical `text` says the value of a number, a date or a name. `is_strict`: what has
+    decimals is no per cent, unless the question or a result counts in it; what has none never is."""
+    if check.type == "date" and (moment := whole_moment(format_value(value))) is not None:
+        spans = [(m.start, m.end) for m in moments(text) if moment_is(m, moment, precision=check.precision)]
+        year = moment.readings[0].year if check.precision == "year" else "no"
+        return spans or [m.span() for m in re.finditer(rf"\b{year}\b", text)]
+    if check.type in ("name", "string"):
+        written = format_value(value)
+        return (
+            spans_of(written, text)
+            or worded_spans(written, text)
+            or (part_spans(written, text, context) if _is_person(written, context.said) else [])
+        )
+    is_whole = (as_number(value) or 0.0).is_integer()
+    units = units_for(check, context, may_be_percent=not (is_strict or is_whole))
+    spans = spans_of(value, text, tolerance=check.tolerance, units=units)
+    target = as_number(value)
+    if not spans and target is not None and target < 0 and _FALLING.search(text):
+        spans = spans_of(-target, text, tolerance=check.tolerance, units=units)
+    others = _fields_of_others(target, context)
+    return [
+        _with_rate(text, span)
+        for span in spans
+        if not (target and _is_other_rate(text, span, target, f"{context.said} {check.unit or ''}", context))
+        and not (
+            _MONEY_UNITS & units.names
+            and (money := _OTHER_MONEY.match(text, span[1]))
+            and unit_named(money[1]) is None
+        )
+        and not (
+            (thing := _COUNTED.match(text, span[1]))
+            and thing[1] not in FUNCTION_WORDS
+            and stem(thing[2]) in others
+        )
+    ]
+
+
+def _with_rate(text: str, span: Span) -> Span:
+    rate = _PER.match(text, span[1])
+    return (span[0], rate.end()) if rate and (rate[2] or rate[4]).casefold() in _PERIODS else span
+
+
+def _is_other_rate(text: str, span: Span, value: float, said: str, context: AnswerContext) -> bool:
+    """Whether a number is said of a period that neither the question (`said`) nor, if it names none, a result
+    has. Interest is by the year."""
+    shown = _periods("\n".join(result.content for result in context.results)) - _fields_of_others(
+        value, context
+    )
+    asked = _periods(said)
+    shown |= {"year"} if "%" in units_of(text) else frozenset()
+    if rate := _PER.match(text, span[1]):
+        period = _PERIODS.get((rate[2] or rate[4]).casefold())
+        return period is not None and (
+            period not in (asked or shown) or bool(rate[1] and rate[1] not in said)
+        )
+    before, after = _CLAUSE_MARK.split(text[: span[0]])[-1], _CLAUSE_MARK.split(text[span[1] :])[0]
+    told = _periods(" ".join(match[1] for match in _EVERY.finditer(after)))
+    return bool(told - (asked or shown) or _periods(" ".join(_PERIODIC.findall(before))) - asked - shown)
+
+
+@lru_cache(maxsize=512)
+def _periods(text: str) -> frozenset[str]:
+    return frozenset(_PERIODS[word] for word in words(canonical(text)) if len(word) > 1 and word in _PERIODS)
+
+
+def worded_spans(value: Any, text: str) -> list[Span]:
+    """Return where canonical `text` says a value of an enumeration in its own words: "in need of repair" is
+    needs_repair, "located, but it hasn't been sent" LOCATED_NOT_SENT, "every week" WEEKLY."""
+    if not isinstance(value, str) or not _ENUMERATED.fullmatch(value):
+        return []
+    if period := _PERIODS.get(value.casefold()):
+        return [m.span() for m in _EVERY.finditer(text) if _PERIODS.get(m[1].casefold()) == period]
+    needed = value_parts(value)
+    if len(needed) < 2:
+        return []
+    told = [
+        (part, m.start(), m.end()) for m in _WORD.finditer(text) for part in _word_parts(m[0], is_all=True)
+    ]
+    spans: list[Span] = []
+    for first in range(len(told)):
+        if spans and told[first][1] < spans[-1][1]:
+            continue
+        left = list(needed)
+        for part, _, end in told[first:]:
+            if needed_part := next((other for other in left if _is_inflected(part, other)), None):
+                left.remove(needed_part)
+            elif len(left) == len(needed) or part not in _BETWEEN_STEMS:
+                break
+            if not left:
+                spans.append((told[first][1], end))
+                break
+    return spans
+
+
+def value_parts(value: Any) -> list[str]:
+    """Return the words of an enumeration that tell something: `NEEDS_REPAIR`, `isOpen`."""
+    return _word_parts(canonical(re.sub(r"_|(?<=[a-z])(?=[A-Z])", " ", format_value(value))))
+
+
+def _word_parts(text: str, *, is_all: bool = False) -> list[str]:
+    """The words that tell something (`is_all`: all words), a denial as "not": "unpaid" is "not", "paid"."""
+    parts: list[str] = []
+    for word in (m[0].casefold() for m in _WORD.finditer(text)):
+        if NEGATED.fullmatch(word) or word == "non":
+            parts.append("not")
+        elif word.startswith("un") and len(word) > 5:
+            parts += ["not", word[2:]]
+        elif is_all or word not in FUNCTION_WORDS:
+            parts.append(_PERIODS.get(word, word) if len(word) > 1 else word)
+    return parts
+
+
+def _is_inflected(word: str, of: str) -> bool:
+    alike = next(
+        (i for i, (a, b) in enumerate(zip(word, of, strict=False)) if a != b), min(len(word), len(of))
+    )
+    is_longer = alike == min(len(word), len(of)) >= 3 and _ENDING.fullmatch(max(word, of, key=len)[alike:])
+    return word == of or alike >= max(4, min(len(word), len(of)) - 2) or bool(is_longer)
+
+
+def _is_person(name: str, said: str) -> bool:
+    return bool({"who", "whom", "whose"} & {*words(said)}) or words(name)[0] in UNSAID - {"the", "a", "an"}
+
+
+def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
+    """Return where a text has a first or a family name alone, if no other name that is shown has it."""
+    parts = [m[0] for m in _WORD.finditer(name.partition(",")[0]) if m[0].casefold() not in UNSAID | LEGAL]
+    parts = [
+        part for part in parts if len(part) > 2 and part[:1].isupper() and part.replace("'", "").isalpha()
+    ]
+    if len(name.split()) < 2 or not parts:
+        return []
+    if re.search(r"\d", name):
+        parts = [name[name.index(parts[0]) :]]  # "Zhen Hua 23" of a ship
+    contents = [canonical(result.content) for result in context.results]
+    whole = [len(spans_of(name, told)) for told in contents]
+    unique = [part for part in parts if [len(spans_of(part, told)) for told in contents] == whole]
+    allowed = {*words(name), *UNSAID, *SAFE}
+    spans: list[Span] = []
+    for start, end in sorted(span for part in unique for span in spans_of(part, text)):
+        around = [m[0] for m in (_NAME_BEFORE.search(text[:start]), _NAME_AFTER.match(text[end:])) if m]
+        if all(BLANK not in word and set(words(word)) <= allowed for word in around):
+            spans.append((start, end))
+    return spans
+
+
+def _fields_of_others(number: float | None, context: AnswerContext) -> set[str]:
+    """The fields of the results that do not have the number, nor does the question name them."""
+    fields = [field for result in context.results for field in _number_fields(result.content)]
+    of_value = {word for name, told in fields if told == number for word in name}
+    labels = {stem(word) for result in context.results for word in field_labels(result.content)}
+    return labels - of_value - stems(context.said) if of_value else set()
+
+
+@lru_cache(maxsize=512)
+def _number_fields(content: str) -> tuple[tuple[frozenset[str], float | None], ...]:
+    return tuple((stems(name.replace("_", " ")), as_number(told)) for name, told in _FIELD.findall(content))
+
+
+def units_for(check: AnswerCheck, context: AnswerContext, *, may_be_percent: bool) -> Units:
+    """Return what a number may be counted in: the unit of the check, else those that the question names."""
+    if check.unit:
+        names = units_of(canonical(check.unit)) or units_of(canonical(f"degrees {check.unit}"))
+        return Units(frozenset(names or {check.unit}), is_exact=True)
+    names = units_of(canonical(context.said))
+    if not names and re.search(r"(?i)\b(?:how many|number of)\b", context.said):
+        return Units(frozenset(("pieces",)), is_exact=True)
+    if any("%" in result.content for result in context.results):
+        names = names | {"%"}
+    return Units(frozenset(names), may_be_percent=may_be_percent or bool(_RATE.search(context.said)))
+
+
+def short(name: Any, names: Sequence[Any]) -> Any:
+    """Return a name without the words that all `names` begin with: "lot 7" of lots."""
+    split = [str(each).split() for each in names]
+    shared = 0
+    while len(names) > 1 and all(shared < len(each) and each[shared] == split[0][shared] for each in split):
+        shared += 1
+    bare = " ".join(str(name).split()[shared:])
+    return bare if shared and re.search(r"\w\w|\d", bare) else name
+
+
+def option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
+    """Return where a text says an option of a choice: by itself, in words, or as "the second"."""
+    if spans := spans_of(option, text) or spans_of(short(option, check.options), text):
+        return spans + [
+            span
+            for span in worded_spans(option, text)
+            if not any(a < span[1] and span[0] < b for a, b in spans)
+        ]
+    if spans := worded_spans(option, text):
+        return spans
+    place = check.options.index(option) if option in check.options else len(_ORDINALS)
+    named = _ORDINALS[place] if place < len(_ORDINALS) else ()
+    return [m.span() for word in named for m in re.finditer(rf"\b{word}\b", text, re.IGNORECASE)]
+
+
+@lru_cache(maxsize=512)
+def field_labels(content: str) -> frozenset[str]:
+    """Return the words by which a result names its fields."""
+    labels = [*_LABEL.findall(content), *_HEAD.findall(content)]
+    return frozenset(word for label in labels for word in words(label.replace("_", " ")))
+
+
+@lru_cache(maxsize=512)
+def stems(text: str) -> frozenset[str]:
+    """Return the stems of the words of a text."""
+    return frozenset(map(stem, words(text)))
+
+
+@lru_cache(maxsize=4096)
+def stem(word: str) -> str:
+    """Return how a word begins, spelt as Americans do: equal for most inflections of it."""
+    word = american(word)
+    return word[:5] if len(word) > 5 else word.rstrip("s") or word
