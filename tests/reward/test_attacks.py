@@ -143,7 +143,7 @@ def test_no_attack_pays_on_any_class_of_full_tasks_and_right_answers_do() -> Non
 def test_no_attack_pays_on_explored_tasks_and_right_answers_do() -> None:
     async def run() -> tuple[list[str], set[str], int]:
         async with box_pool() as pool:
-            tasks = await explored_tasks(pool, count=40, per_class=2)
+            tasks = await explored_tasks(pool, count=40, per_class=3)
             assert {task_class(task) for task in tasks} == CLASSES - {
                 "multi_turn",
                 "error_recovery",
@@ -154,7 +154,7 @@ def test_no_attack_pays_on_explored_tasks_and_right_answers_do() -> None:
 
     broken, made, honest_count = asyncio.run(run())
     assert broken == []
-    assert len(made) >= 60 and honest_count > 30
+    assert len(made) >= 60 and honest_count > 40
 
 
 def elsewhere(seen: Seen, others: Sequence[Task]) -> dict[str, list[str]]:

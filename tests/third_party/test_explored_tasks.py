@@ -25,13 +25,13 @@ insert into ships values (11, 'Aurora', 'Lisbon', 5209.5), (12, 'Borealis', 'Gen
   (13, 'Caravel', 'Genoa', 5934.2), (14, 'Dorado', 'Bergen', 4493.1), (15, 'Esperance', 'Cadiz', 5545.9);
 create table ports (id integer primary key, name text, country text, depth real);
 insert into ports values (21, 'Lisbon', 'Portugal', 28.5), (22, 'Genoa', 'Italy', 11.7),
-  (23, 'Bergen', 'Norway', 17.3);
+  (23, 'Bergen', 'Norway', 17.3), (24, 'Cadiz', 'Spain', 14.2);
 create table crew (id integer primary key, full_name text, ship text, hired text);
 insert into crew values (31, 'Ada Berg', 'Aurora', '2019-04-02'), (32, 'Edsger Lund', 'Dorado', '2021-11-30');
 """
 
 
-def test_a_database_of_ten_rows_gives_forty_tasks_that_were_shown_to_be_solvable(
+def test_a_database_of_three_tables_gives_fifty_tasks_that_were_shown_to_be_solvable(
     desk: Desk, tmp_path: Path
 ) -> None:
     file = desk.configure("sqlite")
@@ -44,7 +44,7 @@ def test_a_database_of_ten_rows_gives_forty_tasks_that_were_shown_to_be_solvable
     counts = ("--train", "60", "--validation", "0", "--heldout", "10", "--out", tmp_path / "tasks", "--json")
     done = mcpagent("gen-data", "--servers", file, "--read-only", _READS, *counts)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["records"] >= 40
+    assert json.loads(done.stdout)["records"] >= 50
     assert "never called" in done.stderr and "sqlite.write_query" in done.stderr
     assert list(database.iterdump()) == before
     database.close()

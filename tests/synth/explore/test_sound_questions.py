@@ -103,6 +103,7 @@ def test_no_chain_goes_back_to_where_it_starts(tasks: list[Task]) -> None:
 
 def test_a_list_of_the_default_kind_is_not_counted_as_all(tasks: list[Task]) -> None:
     counted = [task for task in tasks if task.extra_info["shape"] in ("counted", "highest", "lowest")]
+    assert counted
     assert not [t for t in counted if any(step.tool == "list_sales" for step in t.truth.tool_sequence)]
 
 
