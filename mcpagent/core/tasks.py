@@ -78,7 +78,7 @@ AnswerType = Literal[
 class AnswerCheck(OpenRecord):
     """How the final answer is judged: by the kind of thing that it is.
 
-    number: equals `value` as precisely as the answer shows it (one decimal and three digits at least), or
+    number: equals `value` as precisely as the answer shows it (two decimals and three digits at least), or
     within `tolerance` (absolute); `unit` is what it is counted in, and another unit must come to the same.
     date: a date, a time or both, in ISO form (`2026-05-05T09:34`); `precision` says how much of it must be
     said. name: a name or a short text. set, list: the items in any order, or in this one. pairs: an object of

@@ -350,7 +350,7 @@ def _number_is(amount: Amount, number: float, value: float, tolerance: float) ->
         return False
     # Rounded as it is shown: 1858.03 and 1858.0 for 1858.025, but not 1858.
     is_precise = (
-        amount.decimals >= 1 and len(f"{abs(number):.{amount.decimals}f}".strip("0.").replace(".", "")) >= 3
+        amount.decimals >= 2 and len(f"{abs(number):.{amount.decimals}f}".strip("0.").replace(".", "")) >= 3
     )
     return is_precise and abs(number - value) <= 0.5 * 10.0**-amount.decimals * (1 + 1e-6)
 

@@ -92,7 +92,7 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "with_the_line", "without_it"),
     [
-        ("eighth", (0.029, 0.0), (0.085, 0.0)),
+        ("eighth", (0.036, 0.0), (0.092, 0.0)),
         ("ninth", (0.025, 0.0), (0.08, 0.0)),
         ("tenth", (0.027, 0.0), (0.061, 0.005)),
         ("eleventh", (0.11, 0.01), (0.114, 0.025)),
