@@ -30,6 +30,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: a collection that looks through it takes half a second, and each
+    loading of a model makes one."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Which mcp.json files were named is kept per user; tests have a place of their own for it."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -44,6 +45,7 @@ def missing(extra: str) -> list[str]:
     return [r.name for r in requirements(extra) if not is_installed(r.name)]
 
 
+@cache
 def requirements(extra: str = "") -> list[Requirement]:
     """Return what an extra adds to the base packages on this platform; without one, the base packages."""
     parsed = [Requirement(text) for text in metadata.requires("mcpagent") or ()]
