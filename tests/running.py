@@ -200,19 +200,20 @@ class Answer(NamedTuple):
     heavy: list[str]
 
 
-def in_turn(lines: Iterable[Sequence[str]], *, cwd: Path) -> list[Answer]:
-    """Run commands one after the other in one new process: most of what one costs is what it imports."""
-    done = subprocess.run(
-        [sys.executable, "-c", _IN_TURN],
-        input=json.dumps(list(map(list, lines))),
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return [Answer(*answer) for answer in json.loads(done.stdout)]
+def in_turn(lines: Iterable[Sequence[str]], *, cwd: Path, imports: bool = False) -> list[Answer]:
+    """Run commands in turn in one process; where imports matter, in a new interpreter."""
+    words = ("-c", _IN_TURN)
+    settings: dict[str, Any] = {
+        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
+        "env": {**os.environ, "PYTHONPATH": f"{ROOT}"},
+        "cwd": cwd,
+        "text": True,
+    }
+    begun = subprocess.Popen([sys.executable, *words], **settings) if imports else Python(*words, **settings)
+    with begun as process:
+        out, err = process.communicate(json.dumps(list(map(list, lines))), timeout=BOUND_S)
+    assert process.returncode == 0, err
+    return [Answer(*answer) for answer in json.loads(out)]
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:

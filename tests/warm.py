@@ -88,9 +88,9 @@ def become(job: dict[str, Any]) -> None:
 
 def execute(option: str, program: str, *arguments: str) -> None:
     """`python -m PROGRAM` or `python -c PROGRAM`; of the command itself, what its console script does."""
+    sys.modules["__main__"].__package__ = None  # or usage lines would name it
     if program == "mcpagent.cli.main":
         sys.argv = ["mcpagent", *arguments]
-        sys.modules["__main__"].__package__ = None  # or usage lines would name it
         run()
     elif option == "-m":
         sys.argv = [program, *arguments]

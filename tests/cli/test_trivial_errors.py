@@ -62,7 +62,7 @@ def test_a_trivial_mistake_is_answered_before_torch_is_imported(tmp_path: Path) 
     (tmp_path / "wrong.json").write_text('{"mcpServers": {"a": ')
     before = _files(tmp_path)
     typed = [line.format(s=SAMPLES, w=tmp_path).split() for line in MISTAKES]
-    answers = in_turn(typed, cwd=tmp_path / "nothing")
+    answers = in_turn(typed, cwd=tmp_path / "nothing", imports=True)
     wrong = [
         (line, answer)
         for (line, part), answer in zip(MISTAKES.items(), answers, strict=True)
