@@ -11,7 +11,7 @@ from mcpagent.tools.contract import ToolSession
 from mcpagent.tools.servers_config import InProcessServer, Isolation, StdioServer
 from tests.tools.servers import echo
 
-ECHO_SCRIPT = Path(echo.__file__)
+ECHO_SCRIPT = Path(echo.__file__).with_name("talk.py")
 
 
 def stdio_echo(*, env: dict[str, str] | None = None, isolation: Isolation = "shared") -> StdioServer:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
-from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
+from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.tools.contract import OnChange
 from mcpagent.tools.limits import BreakerState, CircuitBreaker
 from mcpagent.tools.metrics import ServerMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
-from tests.tools.servers import crasher
+from tests.tools.support import call
+from tests.tools.wild import SCRIPTS
 
 
 class _Clock:
@@ -112,14 +113,14 @@ def test_a_fault_that_lasts_opens_it_at_once() -> None:
 
 async def _call(pool: ToolPool, tool: str) -> ToolResult:
     async with pool.session() as session:
-        return await session.call(ToolCall(id="1", server="crasher", tool=tool, arguments={}))
+        return await call(session, tool, server="crasher")
 
 
 def _server(folder: Path) -> StdioServer:
     return StdioServer(
         name="crasher",
         command=sys.executable,
-        args=(str(Path(crasher.__file__)),),
+        args=(str(SCRIPTS / "crasher.py"),),
         env={"FOLDER": str(folder)},
     )
 
@@ -128,143 +129,108 @@ def _metrics(pool: ToolPool) -> ServerMetrics:
     return pool.metrics().servers[0]
 
 
-def test_a_crash_loop_opens_the_breaker_and_a_recovered_server_closes_it(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with ToolPool([_server(tmp_path)]) as pool:
-            (tmp_path / "die-at-calls").touch()
-            # It starts, lists its tools and dies at every call: as often as a safe call is sent, and again.
-            lost = [await _call(pool, "look") for _ in range(2)]
-            assert {result.failure for result in lost} == {FailureKind.CRASHED}
-            assert _metrics(pool).breaker is BreakerState.OPEN
-            starts = (tmp_path / "starts").read_text()
-            refused = await asyncio.gather(*(_call(pool, "look") for _ in range(100)))
-            assert {result.failure for result in refused} == {FailureKind.CRASHED}
-            assert all("5 times in a row" in r.content and "next try is in" in r.content for r in refused)
-            assert all(result.latency_s == 0.0 for result in refused)
-            assert (tmp_path / "starts").read_text() == starts  # no process was started for them
+async def test_a_crash_loop_opens_the_breaker_and_a_recovered_server_closes_it(tmp_path: Path) -> None:
+    async with ToolPool([_server(tmp_path)]) as pool:
+        (tmp_path / "die-at-calls").touch()
+        # It starts, lists its tools and dies at every call: as often as a safe call is sent, and again.
+        lost = [await _call(pool, "look") for _ in range(2)]
+        assert {result.failure for result in lost} == {FailureKind.CRASHED}
+        assert _metrics(pool).breaker is BreakerState.OPEN
+        starts = (tmp_path / "starts").read_text()
+        refused = await asyncio.gather(*(_call(pool, "look") for _ in range(100)))
+        assert {result.failure for result in refused} == {FailureKind.CRASHED}
+        assert all("5 times in a row" in r.content and "next try is in" in r.content for r in refused)
+        assert all(result.latency_s == 0.0 for result in refused)
+        assert (tmp_path / "starts").read_text() == starts  # no process was started for them
 
-            (tmp_path / "die-at-calls").unlink()
-            await asyncio.sleep(_metrics(pool).next_try_s)
-            assert (await _call(pool, "look")).content == "done"
-            assert _metrics(pool).breaker is BreakerState.CLOSED
-
-    asyncio.run(run())
+        (tmp_path / "die-at-calls").unlink()
+        await asyncio.sleep(_metrics(pool).next_try_s)
+        assert (await _call(pool, "look")).content == "done"
+        assert _metrics(pool).breaker is BreakerState.CLOSED
 
 
-def test_a_server_that_does_not_come_back_fails_every_call_within_the_bound(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with ToolPool([_server(tmp_path)]) as pool:
-            (tmp_path / "die-at-start").touch()
-            (tmp_path / "die-at-calls").touch()
-            # One lost call, then starts that fail, until the breaker opens: all who waited learn of it.
+async def test_a_server_that_does_not_come_back_fails_every_call_within_the_bound(tmp_path: Path) -> None:
+    async with ToolPool([_server(tmp_path)]) as pool:
+        (tmp_path / "die-at-start").touch()
+        (tmp_path / "die-at-calls").touch()
+        # One lost call, then starts that fail, until the breaker opens: all who waited learn of it.
+        results = await asyncio.gather(*(_call(pool, "look") for _ in range(30)))
+        assert {result.failure for result in results} == {FailureKind.CRASHED}
+        assert all("the licence has expired" in result.content for result in results)
+        assert _metrics(pool).breaker is BreakerState.OPEN
+        assert _metrics(pool).waited_max_s < 60.0
+        assert _metrics(pool).restarts == 0
+
+
+async def test_a_start_that_hangs_is_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
+    limits = {"crasher": ServerSection(start_timeout_s=2.0)}
+    async with ToolPool([_server(tmp_path)], ToolsConfig(per_server=limits)) as pool:
+        (tmp_path / "hang-at-start").touch()
+        (tmp_path / "die-at-calls").touch()
+        async with asyncio.timeout(60):
             results = await asyncio.gather(*(_call(pool, "look") for _ in range(30)))
-            assert {result.failure for result in results} == {FailureKind.CRASHED}
-            assert all("the licence has expired" in result.content for result in results)
-            assert _metrics(pool).breaker is BreakerState.OPEN
-            assert _metrics(pool).waited_max_s < 60.0
-            assert _metrics(pool).restarts == 0
-
-    asyncio.run(run())
+        assert {result.failure for result in results} == {FailureKind.CRASHED}
+        assert all("within 2 s" in result.content for result in results)
+        assert (await _call(pool, "look")).latency_s == 0.0
+        assert _metrics(pool).breaker is BreakerState.OPEN
 
 
-def test_a_start_that_hangs_is_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
-    async def run() -> None:
-        limits = {"crasher": ServerSection(start_timeout_s=2.0)}
-        async with ToolPool([_server(tmp_path)], ToolsConfig(per_server=limits)) as pool:
-            (tmp_path / "hang-at-start").touch()
-            (tmp_path / "die-at-calls").touch()
-            async with asyncio.timeout(60):
-                results = await asyncio.gather(*(_call(pool, "look") for _ in range(30)))
-            assert {result.failure for result in results} == {FailureKind.CRASHED}
-            assert all("within 2 s" in result.content for result in results)
-            assert (await _call(pool, "look")).latency_s == 0.0
-            assert _metrics(pool).breaker is BreakerState.OPEN
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("tool", ["look", "change"])
-def test_an_episode_that_wrote_to_a_server_does_not_go_on_with_a_blank_one(tmp_path: Path, tool: str) -> None:
-    async def run() -> None:
-        async with ToolPool([_server(tmp_path)]) as pool, pool.session() as wrote, pool.session() as read:
-            for session, first in ((wrote, "change"), (read, "look")):
-                result = await session.call(ToolCall(id="1", server="crasher", tool=first, arguments={}))
-                assert result.failure is None
-            (tmp_path / "die-at-calls").touch()
-            lost = await _call(pool, "change")
-            assert lost.failure is FailureKind.UNKNOWN_OUTCOME
-            (tmp_path / "die-at-calls").unlink()
-            again = ToolCall(id="2", server="crasher", tool=tool, arguments={})
-            refused = await wrote.call(again)
+async def test_an_episode_that_wrote_to_a_server_does_not_go_on_with_a_blank_one(tmp_path: Path) -> None:
+    async with ToolPool([_server(tmp_path)]) as pool, pool.session() as wrote, pool.session() as read:
+        for session, first in ((wrote, "change"), (read, "look")):
+            assert (await call(session, first, server="crasher")).failure is None
+        (tmp_path / "die-at-calls").touch()
+        assert (await _call(pool, "change")).failure is FailureKind.UNKNOWN_OUTCOME
+        (tmp_path / "die-at-calls").unlink()
+        for tool in ("look", "change"):
+            refused = await call(wrote, tool, server="crasher")
             assert refused.failure is FailureKind.CRASHED
             assert refused.failure.is_infrastructure  # so the episode is left unscored
             assert "restarted since this episode wrote to it" in refused.content
-            assert (await read.call(again)).failure is None
-
-    asyncio.run(run())
+            assert (await call(read, tool, server="crasher")).failure is None
 
 
-def test_an_episodes_own_instance_that_died_is_replaced_only_while_it_was_read_from(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with ToolPool([replace(_server(tmp_path), isolation="episode")]) as pool:
-            for first, kind in (("look", None), ("change", FailureKind.CRASHED)):
-                async with pool.session() as session:
-                    before = ToolCall(id="1", server="crasher", tool=first, arguments={})
-                    assert (await session.call(before)).failure is None
-                    (tmp_path / "die-once").touch()
-                    after = await session.call(ToolCall(id="2", server="crasher", tool="look", arguments={}))
-                    assert after.failure is kind
-
-    asyncio.run(run())
+async def test_an_episodes_own_instance_that_died_is_replaced_only_while_it_was_read_from(
+    tmp_path: Path,
+) -> None:
+    async with ToolPool([replace(_server(tmp_path), isolation="episode")]) as pool:
+        for first, kind in (("look", None), ("change", FailureKind.CRASHED)):
+            async with pool.session() as session:
+                assert (await call(session, first, server="crasher")).failure is None
+                (tmp_path / "die-once").touch()
+                assert (await call(session, "look", server="crasher")).failure is kind
 
 
-def test_a_server_that_keeps_its_state_elsewhere_may_be_declared_so(tmp_path: Path) -> None:
-    limits = {"crasher": ServerSection(survives_restart=True)}
-
-    async def run() -> None:
-        async with (
-            ToolPool([_server(tmp_path)], ToolsConfig(per_server=limits)) as pool,
-            pool.session() as session,
-        ):
-            change = ToolCall(id="1", server="crasher", tool="change", arguments={})
-            assert (await session.call(change)).failure is None
-            (tmp_path / "die-at-calls").touch()
-            assert (await session.call(change)).failure is FailureKind.UNKNOWN_OUTCOME
-            (tmp_path / "die-at-calls").unlink()
-            assert (await session.call(change)).failure is None
-
-    asyncio.run(run())
+async def test_a_server_that_keeps_its_state_elsewhere_may_be_declared_so(tmp_path: Path) -> None:
+    config = ToolsConfig(per_server={"crasher": ServerSection(survives_restart=True)})
+    async with ToolPool([_server(tmp_path)], config) as pool, pool.session() as session:
+        assert (await call(session, "change", server="crasher")).failure is None
+        (tmp_path / "die-at-calls").touch()
+        assert (await call(session, "change", server="crasher")).failure is FailureKind.UNKNOWN_OUTCOME
+        (tmp_path / "die-at-calls").unlink()
+        assert (await call(session, "change", server="crasher")).failure is None
 
 
-def test_a_tool_that_the_user_declares_safe_is_repeated(tmp_path: Path) -> None:
+async def test_a_tool_that_the_user_declares_safe_is_repeated(tmp_path: Path) -> None:
     limits = {"crasher": ServerSection(safe_to_retry=("change",))}
-
-    async def run() -> None:
-        async with ToolPool([_server(tmp_path)], ToolsConfig(per_server=limits)) as pool:
-            (tmp_path / "die-once").touch()
-            assert (await _call(pool, "change")).failure is None
-            assert [tool.repeats for tool in _metrics(pool).tools] == [1]
-
-    asyncio.run(run())
+    async with ToolPool([_server(tmp_path)], ToolsConfig(per_server=limits)) as pool:
+        (tmp_path / "die-once").touch()
+        assert (await _call(pool, "change")).failure is None
+        assert [tool.repeats for tool in _metrics(pool).tools] == [1]
 
 
 @pytest.mark.parametrize("on_change", ["warn", "refuse"])
-def test_a_server_that_comes_back_with_other_tools_is_noted_or_refused(
+async def test_a_server_that_comes_back_with_other_tools_is_noted_or_refused(
     tmp_path: Path, on_change: OnChange
 ) -> None:
     notes: list[str] = []
-
-    async def run() -> ToolResult:
-        pool = ToolPool([_server(tmp_path)], ToolsConfig(on_catalog_change=on_change), on_note=notes.append)
-        async with pool:
-            pinned = pool.catalog_hash
-            (tmp_path / "other-tools").touch()
-            (tmp_path / "die-once").touch()
-            result = await _call(pool, "look")
-            assert pool.catalog_hash == pinned
-            return result
-
-    result = asyncio.run(run())
+    pool = ToolPool([_server(tmp_path)], ToolsConfig(on_catalog_change=on_change), on_note=notes.append)
+    async with pool:
+        pinned = pool.catalog_hash
+        (tmp_path / "other-tools").touch()
+        (tmp_path / "die-once").touch()
+        result = await _call(pool, "look")
+        assert pool.catalog_hash == pinned
     if on_change == "warn":
         assert result.failure is None
         assert "came back with other tools" in notes[0]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -16,7 +15,7 @@ from mcpagent.tools.servers_config import InProcessServer
 from tests.tools.support import call, memory_echo
 
 
-def test_no_more_calls_than_allowed_are_at_the_server_at_once() -> None:
+async def test_no_more_calls_than_allowed_are_at_the_server_at_once() -> None:
     now, most = 0, 0
 
     async def count() -> str:
@@ -29,78 +28,61 @@ def test_no_more_calls_than_allowed_are_at_the_server_at_once() -> None:
 
     server = MCPServer("counted", log_level="ERROR")
     server.add_tool(count)
-
-    async def run() -> None:
-        limits = {"counted": ServerSection(max_in_flight=3)}
-        async with ToolPool(
-            [InProcessServer(name="counted", server=server)], ToolsConfig(per_server=limits)
-        ) as pool:
-            async with pool.session() as session:
-                results = await asyncio.gather(*(call(session, "count", server="counted") for _ in range(40)))
-            assert [result.failure for result in results] == [None] * 40
-            metrics = pool.metrics().servers[0]
-            assert (metrics.most_in_flight, metrics.in_flight) == (3, 0)
-            assert metrics.waited_max_s > 0
-
-    asyncio.run(run())
+    limits = {"counted": ServerSection(max_in_flight=3)}
+    async with ToolPool(
+        [InProcessServer(name="counted", server=server)], ToolsConfig(per_server=limits)
+    ) as pool:
+        async with pool.session() as session:
+            results = await asyncio.gather(*(call(session, "count", server="counted") for _ in range(40)))
+        assert [result.failure for result in results] == [None] * 40
+        metrics = pool.metrics().servers[0]
+        assert (metrics.most_in_flight, metrics.in_flight) == (3, 0)
+        assert metrics.waited_max_s > 0
     assert most == 3
 
 
-def test_calls_are_spaced_evenly_so_that_no_minute_holds_more_than_allowed() -> None:
-    async def run() -> Sequence[float]:
-        gate = Gate(10, calls_per_minute=1200)  # one each 50 ms
-        loop = asyncio.get_running_loop()
-        passed: list[float] = []
+async def test_calls_are_spaced_evenly_so_that_no_minute_holds_more_than_allowed() -> None:
+    gate = Gate(10, calls_per_minute=1200)  # one each 50 ms
+    loop = asyncio.get_running_loop()
+    passed: list[float] = []
 
-        async def go() -> None:
-            async with gate:
-                passed.append(loop.time())
+    async def go() -> None:
+        async with gate:
+            passed.append(loop.time())
 
-        await asyncio.gather(*(go() for _ in range(6)))
-        return passed
-
-    passed = asyncio.run(run())
+    await asyncio.gather(*(go() for _ in range(6)))
     assert all(later - earlier >= 0.049 for earlier, later in pairwise(passed))
 
 
-def test_a_caller_that_gives_up_while_it_waits_for_its_pace_keeps_no_slot() -> None:
-    async def run() -> None:
-        gate = Gate(1, calls_per_minute=60)
+async def test_a_caller_that_gives_up_while_it_waits_for_its_pace_keeps_no_slot() -> None:
+    gate = Gate(1, calls_per_minute=60)
+    async with gate:
+        pass
+
+    async def go() -> None:
         async with gate:
             pass
 
-        async def go() -> None:
-            async with gate:
-                pass
-
-        waiting = asyncio.create_task(go())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        async with asyncio.timeout(5):
-            await go()
-        assert gate.in_flight == 0
-
-    asyncio.run(run())
+    waiting = asyncio.create_task(go())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with asyncio.timeout(5):
+        await go()
+    assert gate.in_flight == 0
 
 
-def test_a_deadline_starts_when_the_slot_is_free() -> None:
-    async def run() -> None:
-        limits = {"echo": ServerSection(max_in_flight=1, timeout_s=1.0)}
-        async with (
-            ToolPool([memory_echo()], ToolsConfig(per_server=limits)) as pool,
-            pool.session() as session,
-        ):
-            *hung, last = await asyncio.gather(
-                *(call(session, "hang") for _ in range(3)), call(session, "echo", text="at last")
-            )
-            assert {result.failure for result in hung} == {FailureKind.TIMEOUT}
-            assert last.content == "at last"  # three deadlines after it was made
-            assert pool.metrics().servers[0].waited_max_s >= 3.0
-            assert last.latency_s < 1.0
-
-    asyncio.run(run())
+async def test_a_deadline_starts_when_the_slot_is_free() -> None:
+    limits = {"echo": ServerSection(max_in_flight=1, timeout_s=1.0)}
+    async with ToolPool([memory_echo()], ToolsConfig(per_server=limits)) as pool, pool.session() as session:
+        *hung, last = await asyncio.gather(
+            *(call(session, "hang") for _ in range(3)), call(session, "echo", text="at last")
+        )
+        assert {result.failure for result in hung} == {FailureKind.TIMEOUT}
+        assert last.content == "at last"  # three deadlines after it was made
+        assert pool.metrics().servers[0].waited_max_s >= 3.0
+        assert last.latency_s < 1.0
 
 
 def test_settings_for_a_server_that_is_not_there_name_the_nearest() -> None:
@@ -109,15 +91,12 @@ def test_settings_for_a_server_that_is_not_there_name_the_nearest() -> None:
     assert error.value.remedy == "Did you mean echo?"
 
 
-def test_a_tool_declared_safe_that_is_not_there_names_the_nearest() -> None:
-    async def run() -> None:
+async def test_a_tool_declared_safe_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="does not have: 'write'") as error:
         async with ToolPool(
             [memory_echo()], ToolsConfig(per_server={"echo": ServerSection(safe_to_retry=("write",))})
         ):
             pass
-
-    with pytest.raises(UserError, match="does not have: 'write'") as error:
-        asyncio.run(run())
     assert error.value.where == "tools.per_server.echo"
     assert error.value.remedy == "Did you mean write_down?"
 

@@ -20,9 +20,10 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.tables import tools_table
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer, learn_secrets, load_servers
+from tests.env.world import make_task
+from tests.run.world import dataset
 from tests.running import mcpagent
 from tests.tools.servers import hostile
 
@@ -121,13 +122,10 @@ def test_results_errors_descriptions_and_meta_of_a_server_lose_them_alike() -> N
     assert _leaks(asyncio.run(listed())) == []
 
 
-def test_the_last_words_of_a_server_lose_them() -> None:
-    async def run() -> None:
+async def test_the_last_words_of_a_server_lose_them() -> None:
+    with pytest.raises(UserError) as caught:
         async with ToolPool([_server(DIE="{ENV}")]):
             pass
-
-    with pytest.raises(UserError) as caught:
-        asyncio.run(run())
     assert "[SHOP_TOKEN]" in str(caught.value) and _leaks(str(caught.value)) == []
 
 
@@ -151,39 +149,19 @@ def test_a_secret_is_not_cut_in_half_by_the_limit_of_a_result() -> None:
         assert "9f8E" not in asyncio.run(run(limit)) and "5b4A" not in asyncio.run(run(limit))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "1",
-        "true",
-        "production",
-        "Production",
-        "8080",
-        "0.75",
-        "2024-05-01",
-        "127.0.0.1:9000",
-        "/srv/data/store.db",
-        "/usr/local/bin:/usr/bin:/bin",
-        "~/work/x.json",
-        "./data",
-        "C:\\Users\\ann",
-        "en_US.UTF-8",
-        "Europe/Berlin",
-        "eu-west-1",
-        "db-1.example.com:5432",
-        "http://localhost:8080/mcp",
-        "https://example.com/api/v2",
-        "application/json",
-        "DEBUG",
-        "utf-8",
-        "12.4.1",
-        "disabled",
-    ],
-)
-def test_what_configures_a_server_and_is_ordinary_text_stays(value: str) -> None:
-    SECRETS.learn({"SETTING": value})
-    text = f"It runs in {value}, as always: SETTING={value}."
-    assert SECRETS.text(text) == text
+ORDINARY = r"""
+1 true production Production 8080 0.75 2024-05-01 127.0.0.1:9000 /srv/data/store.db ./data
+/usr/local/bin:/usr/bin:/bin ~/work/x.json C:\Users\ann en_US.UTF-8 Europe/Berlin eu-west-1
+db-1.example.com:5432 http://localhost:8080/mcp https://example.com/api/v2 application/json
+DEBUG utf-8 12.4.1 disabled
+"""
+
+
+def test_what_configures_a_server_and_is_ordinary_text_stays() -> None:
+    for value in ORDINARY.split():
+        SECRETS.learn({"SETTING": value})
+        text = f"It runs in {value}, as always: SETTING={value}."
+        assert SECRETS.text(text) == text
 
 
 def test_a_path_is_known_by_its_look_or_by_its_name() -> None:
@@ -280,29 +258,11 @@ def test_no_file_of_a_rollout_with_a_cassette_holds_a_secret(tmp_path: Path) -> 
     env = {**HELD, "ANSWER": "{ENV:plain}", "STRUCTURED": "1", "STDERR": "{ENV}"}
     server = {"command": sys.executable, "args": [hostile.__file__], "env": env}
     file.write_text(json.dumps({"mcpServers": {"odd": server}}))
-    truth = {"task_id": "t", "complexity": "simple", "max_turns": 4, "success": {},
-             "tool_sequence": [{"step": 1, "server": "odd", "tool": "look", "params": {}}]}  # fmt: skip
-    data.write_text(
-        json.dumps(
-            {
-                "data_source": "test",
-                "env_class": "MCPToolEnv",
-                "prompt": [{"role": "system", "content": "Use look."}, {"role": "user", "content": "Look."}],
-                "reward_spec": {"method": "rule", "ground_truth": truth},
-                "extra_info": {"tools": ["odd.look"]},
-            }
-        )
-        + "\n"
-    )
+    step = {"step": 1, "server": "odd", "tool": "look", "params": {}}
+    dataset(data, [make_task(tool_sequence=[step], tools=["odd.look"])])
     command = ["rollout", "--policy", "gold", "--data", data, "--out", out / "t.jsonl", "--servers", file]
-    command += [
-        "--set",
-        f"tools.cassette={tmp_path / 'tape'}",
-        "--set",
-        "tools.cassette_mode=record",
-        "--json",
-    ]
-    done = mcpagent(*command, cwd=tmp_path)
+    taping = ("--set", f"tools.cassette={tmp_path / 'tape'}", "--set", "tools.cassette_mode=record")
+    done = mcpagent(*command, *taping, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "odd.look said the value of" in done.stderr
     (tool,) = json.loads(done.stdout)["tool_metrics"]["servers"][0]["tools"]
@@ -314,7 +274,7 @@ def test_no_file_of_a_rollout_with_a_cassette_holds_a_secret(tmp_path: Path) -> 
         assert _leaks(text) == []
 
 
-def test_the_log_of_a_running_server_holds_none_however_it_is_written(tmp_path: Path) -> None:
+async def test_the_log_of_a_running_server_holds_none_however_it_is_written(tmp_path: Path) -> None:
     """Within one write, over several, in a line without an end; while the server runs, and afterwards."""
     said = f"a {HELD['SHOP_TOKEN']} b\n" + "x" * 70_000 + HELD["SHOP_TOKEN"] + " " + HELD["PASSPHRASE_OF_X"]
     program = (
@@ -326,21 +286,15 @@ def test_the_log_of_a_running_server_holds_none_however_it_is_written(tmp_path: 
         f"runpy.run_path({hostile.__file__!r}, run_name='__main__')\n"
     )
 
-    async def run(text: str) -> tuple[str, str]:
+    for text in (said, f"a {HELD['SHOP_TOKEN']} b\nc {HELD['SHOP_TOKEN']}"):
+        (tmp_path / "odd.log").unlink(missing_ok=True)
         server = StdioServer(
-            name="odd",
-            command=sys.executable,
-            args=("-c", program, text),
-            env={**HELD, "ANSWER": "ok"},
+            name="odd", command=sys.executable, args=("-c", program, text), env={**HELD, "ANSWER": "ok"}
         )
         async with ToolPool([server], log_dir=tmp_path) as pool, pool.session() as session:
             await session.call(ToolCall(id="1", tool="look", arguments={}))
             meanwhile = (tmp_path / "odd.log").read_text()
-        return meanwhile, (tmp_path / "odd.log").read_text()
-
-    for text in (said, f"a {HELD['SHOP_TOKEN']} b\nc {HELD['SHOP_TOKEN']}"):
-        (tmp_path / "odd.log").unlink(missing_ok=True)
-        meanwhile, after = asyncio.run(run(text))
+        meanwhile, after = meanwhile, (tmp_path / "odd.log").read_text()
         assert meanwhile.startswith("a [SHOP_TOKEN] b\n") and _leaks(meanwhile) == []
         assert after.count("[SHOP_TOKEN]") == 2 and _leaks(after) == []
 
@@ -375,13 +329,11 @@ def test_urls_of_settings_are_secrets_and_the_settings_of_a_run_load_again(
     assert not any("kept without" in note for note in load_train_config([file]).notes)
 
 
-def test_the_tools_of_a_report_show_how_many_texts_held_a_secret() -> None:
-    async def run() -> PoolMetrics:
-        async with ToolPool([_server(ANSWER="{ENV:plain}")]) as pool, pool.session() as session:
-            for number in range(3):
-                await session.call(ToolCall(id=str(number), tool="look", arguments={}))
-            return pool.metrics()
-
-    (table,) = tools_table(ReportDocument.model_construct(tools=asyncio.run(run())))
+async def test_the_tools_of_a_report_show_how_many_texts_held_a_secret() -> None:
+    async with ToolPool([_server(ANSWER="{ENV:plain}")]) as pool, pool.session() as session:
+        for number in range(3):
+            await session.call(ToolCall(id=str(number), tool="look", arguments={}))
+        outcome = pool.metrics()
+    (table,) = tools_table(ReportDocument.model_construct(tools=outcome))
     (row,) = table.rows
     assert dict(zip(table.columns, row, strict=True))["*Secrets"] == "3"

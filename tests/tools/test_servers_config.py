@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.servers_config import HttpServer, ServersFile, StdioServer, load_servers
 
 
@@ -205,12 +204,6 @@ def test_a_missing_file_is_a_user_error_that_names_it() -> None:
 
 def test_values_of_env_are_not_printed() -> None:
     assert "s3cret" not in repr(_one(env={"TOKEN": "s3cret"}))
-
-
-def test_builtin_servers_over_stdio_isolate_what_is_stateful() -> None:
-    servers = {server.name: server for server in builtin_servers(transport="stdio")}
-    assert {"polygon", "fmp", "tavily", "slack"} <= servers.keys()
-    assert (servers["polygon"].isolation, servers["slack"].isolation) == ("shared", "episode")
 
 
 def test_a_proxy_with_a_password_is_withheld_with_a_note_unless_it_is_named(

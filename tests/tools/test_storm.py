@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,49 +62,57 @@ def _assert_nothing_is_left(place: _Place) -> None:
     assert living(place.pids) == set()
 
 
-def test_1500_calls_through_3_kills_lose_nothing_and_repeat_no_effect(tmp_path: Path) -> None:
-    place = _Place(tmp_path)
-    calls = [(("look", "put", "add")[i % 3], f"k{i}") for i in range(1500)]
+async def _storm(
+    pool: ToolPool, place: _Place, count: int, *, kill: Callable[[], Awaitable[None]], at: tuple[int, ...]
+) -> set[FailureKind | None]:
+    """Make so many calls at once, with a kill each time that so many have come back. Returns what became of
+    those that must not be repeated; every other one is answered, and none has two effects."""
+    calls = [(("look", "put", "add")[i % 3], f"k{i}") for i in range(count)]
     results: dict[str, ToolResult] = {}
     moved = asyncio.Event()
 
-    async def make(pool: ToolPool, tool: str, key: str) -> None:
+    async def make(tool: str, key: str) -> None:
         results[key] = await _one(pool, tool, key=key)
         moved.set()
 
-    async def kill_at(*counts: int) -> None:
-        for count in counts:
-            while len(results) < count:
+    async def kill_when_due() -> None:
+        for due in at:
+            while len(results) < due:
                 moved.clear()
                 await moved.wait()
-            os.kill(place.pids[-1], signal.SIGKILL)  # progress past the last kill: this process is alive
+            await kill()
 
-    async def run() -> None:
-        async with ToolPool([place.server]) as pool:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(kill_at(200, 600, 1000))
-                for tool, key in calls:
-                    group.create_task(make(pool, tool, key))
-            metrics = pool.metrics()
-        assert metrics.restarts == 3
-        assert metrics.calls == 1500
-        assert metrics.servers[0].in_flight == 0
-        _assert_nothing_is_left(place)
-
-    asyncio.run(run())
+    async with asyncio.TaskGroup() as group:
+        group.create_task(kill_when_due())
+        for tool, key in calls:
+            group.create_task(make(tool, key))
     outcomes = {tool: Counter(results[key].failure for t, key in calls if t == tool) for tool, _ in calls}
-    assert outcomes["look"] == outcomes["put"] == Counter({None: 500})
-    assert set(outcomes["add"]) == {None, FailureKind.UNKNOWN_OUTCOME}
-    assert outcomes["add"].total() == 500
+    assert outcomes["look"] == outcomes["put"] == {None: count // 3}
+    assert outcomes["add"].total() == count // 3
     effects = place.effects
-    assert all(results[key].content == key for _, key in calls if results[key].failure is None)
     for tool, key in calls:
-        made = effects[f"{tool} {key}"]
+        made, failure = effects[f"{tool} {key}"], results[key].failure
+        assert failure is not None or results[key].content == key
         if tool == "add":
-            assert made <= 1, key
-        if tool != "look" and results[key].failure is None:
+            assert made <= 1, (key, failure)
+        if tool != "look" and failure is None:
             assert made >= 1, key
-    assert len(place.pids) == 4
+    assert len(place.pids) == len(at) + 1
+    return set(outcomes["add"])
+
+
+async def test_1500_calls_through_3_kills_lose_nothing_and_repeat_no_effect(tmp_path: Path) -> None:
+    place = _Place(tmp_path)
+
+    async def kill() -> None:
+        os.kill(place.pids[-1], signal.SIGKILL)  # progress past the last kill: this process is alive
+
+    async with ToolPool([place.server]) as pool:
+        unsafe = await _storm(pool, place, 1500, kill=kill, at=(200, 600, 1000))
+        metrics = pool.metrics()
+    assert unsafe == {None, FailureKind.UNKNOWN_OUTCOME}
+    assert (metrics.restarts, metrics.calls, metrics.servers[0].in_flight) == (3, 1500, 0)
+    _assert_nothing_is_left(place)
 
 
 class _Web:
@@ -120,11 +130,11 @@ class _Web:
 
     async def restart(self) -> None:
         """Without a goodbye; returns when it listens again."""
-        self.end()
+        self.close()
         self._process = self._start()
         await asyncio.to_thread(self._await_port)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -137,66 +147,28 @@ class _Web:
         self._port = str(int(self._process.stdout.readline()))
 
 
-def test_300_calls_over_http_through_2_kills_all_have_an_outcome_and_repeat_no_effect(tmp_path: Path) -> None:
+async def test_300_calls_over_http_through_2_kills_all_have_an_outcome_and_repeat_no_effect(
+    tmp_path: Path,
+) -> None:
     place = _Place(tmp_path)
-    calls = [(("look", "put", "add")[i % 3], f"k{i}") for i in range(300)]
-    results: dict[str, ToolResult] = {}
-    moved = asyncio.Event()
-
-    async def make(pool: ToolPool, tool: str, key: str) -> None:
-        results[key] = await _one(pool, tool, key=key)
-        moved.set()
-
-    async def kill_at(web: _Web, *counts: int) -> None:
-        for count in counts:
-            while len(results) < count:
-                moved.clear()
-                await moved.wait()
-            await web.restart()
-
-    async def run(web: _Web) -> None:
+    with closing(_Web(place)) as web:
         async with ToolPool([web.config]) as pool:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(kill_at(web, 50, 150))
-                for tool, key in calls:
-                    group.create_task(make(pool, tool, key))
+            unsafe = await _storm(pool, place, 300, kill=web.restart, at=(50, 150))
+            assert unsafe <= {None, FailureKind.UNKNOWN_OUTCOME}
             assert (await _one(pool, "look", key="after")).content == "after"
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    web = _Web(place)
-    try:
-        asyncio.run(run(web))
-    finally:
-        web.end()
-    outcomes = {tool: Counter(results[key].failure for t, key in calls if t == tool) for tool, _ in calls}
-    print(outcomes)
-    assert len(results) == 300
-    assert (outcomes["look"], outcomes["put"]) == ({None: 100}, {None: 100})
-    assert set(outcomes["add"]) <= {None, FailureKind.UNKNOWN_OUTCOME}
-    effects = place.effects
-    for tool, key in calls:
-        made, failure = effects[f"{tool} {key}"], results[key].failure
-        if tool == "add":
-            assert made <= 1, (key, failure)
-        if tool != "look" and failure is None:
-            assert made >= 1, key
-    assert len(place.pids) == 3
 
-
-def test_a_stopped_server_is_replaced_after_a_timeout_of_any_size(tmp_path: Path) -> None:
+async def test_a_stopped_server_is_replaced_after_a_timeout_of_any_size(tmp_path: Path) -> None:
     place = _Place(tmp_path)
-
-    async def run() -> None:
-        async with ToolPool([place.server], ToolsConfig(timeout_s=2.0)) as pool:
-            os.kill(place.pids[0], signal.SIGSTOP)
-            stuck = await _one(pool, "look", key="a")  # fits into the pipe, so writing it proves nothing
-            assert stuck.failure is FailureKind.TIMEOUT
-            # Not safe to repeat, so it succeeds only because it was not sent to the stopped process.
-            assert (await _one(pool, "add", key="b")).content == "b"
-            assert pool.metrics().restarts == 1
-        _assert_nothing_is_left(place)
-
-    asyncio.run(run())
+    async with ToolPool([place.server], ToolsConfig(timeout_s=2.0)) as pool:
+        os.kill(place.pids[0], signal.SIGSTOP)
+        stuck = await _one(pool, "look", key="a")  # fits into the pipe, so writing it proves nothing
+        assert stuck.failure is FailureKind.TIMEOUT
+        # Not safe to repeat, so it succeeds only because it was not sent to the stopped process.
+        assert (await _one(pool, "add", key="b")).content == "b"
+        assert pool.metrics().restarts == 1
+    _assert_nothing_is_left(place)
     assert place.effects == {"add b": 1}
 
 
@@ -230,7 +202,7 @@ def _hold_the_interpreter(seconds: int) -> None:
     ctypes.PyDLL(None).sleep(seconds)
 
 
-def test_64_episodes_of_4_half_second_calls_run_all_at_once(tmp_path: Path) -> None:
+async def test_64_episodes_of_4_half_second_calls_run_all_at_once(tmp_path: Path) -> None:
     place = _Place(tmp_path)
 
     async def episode(pool: ToolPool) -> list[FailureKind | None]:
@@ -238,16 +210,13 @@ def test_64_episodes_of_4_half_second_calls_run_all_at_once(tmp_path: Path) -> N
             call = ToolCall(id="1", server="store", tool="work", arguments={"seconds": 0.5})
             return [(await session.call(call)).failure for _ in range(4)]
 
-    async def run() -> None:
-        async with ToolPool([place.server]) as pool:
-            assert await asyncio.gather(*(episode(pool) for _ in range(64))) == [[None] * 4] * 64
-            assert pool.metrics().servers[0].most_in_flight == 64
-
-    asyncio.run(run())
+    async with ToolPool([place.server]) as pool:
+        assert await asyncio.gather(*(episode(pool) for _ in range(64))) == [[None] * 4] * 64
+        assert pool.metrics().servers[0].most_in_flight == 64
 
 
 @pytest.mark.slow
-def test_20000_calls_grow_memory_by_less_than_5_mb(tmp_path: Path) -> None:
+async def test_20000_calls_grow_memory_by_less_than_5_mb(tmp_path: Path) -> None:
     place = _Place(tmp_path)
 
     async def calls(pool: ToolPool, count: int) -> None:
@@ -257,14 +226,11 @@ def test_20000_calls_grow_memory_by_less_than_5_mb(tmp_path: Path) -> None:
 
         await asyncio.gather(*(worker(range(i, count, 32)) for i in range(32)))
 
-    async def run() -> int:
-        async with ToolPool([place.server]) as pool:
-            await calls(pool, 2000)  # what is made once: caches, buffers, the histogram
-            before = _resident_bytes()
-            await calls(pool, 20_000)
-            return _resident_bytes() - before
-
-    grown = asyncio.run(run())
+    async with ToolPool([place.server]) as pool:
+        await calls(pool, 2000)  # what is made once: caches, buffers, the histogram
+        before = _resident_bytes()
+        await calls(pool, 20_000)
+        grown = _resident_bytes() - before
     print(f"20,000 calls: {grown / 2**20:+.2f} MiB")
     assert grown < 5 * 2**20
 

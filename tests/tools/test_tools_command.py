@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from mcpagent.core.tools import ToolResult, ToolSpec, catalog_hash
-from tests.running import Command, mcpagent
+from tests.running import Command, mcpagent, refused
 from tests.tools.support import ECHO_SCRIPT
+from tests.tools.wild import SCRIPTS
 
 ECHO = {"command": sys.executable, "args": [str(ECHO_SCRIPT)]}
 
@@ -130,10 +131,8 @@ def test_bench_counts_failures_by_kind_and_exits_1(servers: Path) -> None:
 
 
 def test_bench_refuses_effects_that_were_not_allowed(servers: Path) -> None:
-    done = _run("bench", "my.echo.write_down", '{"note": "n"}', "--servers", servers)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "my.echo.write_down does not say that it is read-only" in done.stderr
-    assert "--allow-writes" in done.stderr
+    said = refused(_run("bench", "my.echo.write_down", '{"note": "n"}', "--servers", servers))
+    assert "my.echo.write_down does not say that it is read-only" in said and "--allow-writes" in said
 
 
 def test_an_interrupted_bench_shows_what_it_measured(tmp_path: Path) -> None:
@@ -176,41 +175,23 @@ def test_an_interrupted_bench_shows_what_it_measured(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_user_must_fix_exits_2_with_one_message(arguments: list[str], message: str) -> None:
-    done = _run(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    assert message in refused(_run(*arguments))
 
 
 SILENT = "import sys\nfor line in sys.stdin: pass"
-MALICIOUS = """
-import json, sys
-schema = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(a+)+$"}}}
-tools = [
-    {"name": "slow", "inputSchema": schema},
+_REMOTE = {"type": "object", "properties": {"a": {"$ref": "http://192.0.2.1/x"}}}
+MALICIOUS = [
+    {"name": "fail", "inputSchema": {"type": "object", "properties": {"text": {"pattern": "^(a+)+$"}}}},
     {"name": "endless", "inputSchema": {"type": "object", "$ref": "#"}},
-    {"name": "remote", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "http://192.0.2.1/x"}}}},
+    {"name": "remote", "inputSchema": _REMOTE},
+    {"name": "hang", "inputSchema": {"type": "object"}},
 ]
-for line in sys.stdin:
-    asked = json.loads(line)
-    if asked.get("method") == "initialize":
-        info = {"name": "m", "version": "1"}
-        result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
-    elif asked.get("method") == "tools/list":
-        result = {"tools": tools}
-    elif asked.get("method") == "tools/call" and asked["params"]["arguments"]["text"] == "wait":
-        continue
-    elif asked.get("method") == "tools/call":
-        result = {"content": [{"type": "text", "text": "done"}], "isError": True}
-    elif "id" not in asked:
-        continue
-    else:
-        error = {"code": -32601, "message": "no such method"}
-        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}), flush=True)
-        continue
-    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
-"""
+
+
+@pytest.fixture
+def malicious(tmp_path: Path) -> Path:
+    arguments = [str(SCRIPTS / "lister.py"), json.dumps([MALICIOUS])]
+    return _file(tmp_path, bad={"command": sys.executable, "args": arguments})
 
 
 def test_a_server_that_does_not_answer_its_start_is_named_while_it_is_waited_for(tmp_path: Path) -> None:
@@ -222,20 +203,18 @@ def test_a_server_that_does_not_answer_its_start_is_named_while_it_is_waited_for
 
 
 def test_malicious_schemas_leave_their_tools_out_and_slow_patterns_do_not_hold_up_a_call(
-    tmp_path: Path,
+    malicious: Path,
 ) -> None:
-    servers = _file(tmp_path, bad={"command": sys.executable, "args": ["-c", MALICIOUS]})
-    done = _run("list", "--servers", servers, "--json")
-    assert [spec["name"] for spec in json.loads(done.stdout)] == ["slow"]
+    done = _run("list", "--servers", malicious, "--json")
+    assert [spec["name"] for spec in json.loads(done.stdout)] == ["fail", "hang"]
     assert "bad.endless is left out" in done.stderr and "bad.remote is left out" in done.stderr
     arguments = json.dumps({"text": "a" * 40 + "b"})
-    called = _run("call", "bad.slow", arguments, "--servers", servers, "--json")
+    called = _run("call", "bad.fail", arguments, "--servers", malicious, "--json")
     assert json.loads(called.stdout)["failure"] == "invalid_arguments"
 
 
-def test_a_call_of_a_malicious_server_ends_at_once_with_sigterm(tmp_path: Path) -> None:
-    servers = _file(tmp_path, bad={"command": sys.executable, "args": ["-c", MALICIOUS]})
-    words = ("tools", "call", "bad.slow", '{"text": "wait"}', "--servers", servers)
+def test_a_call_of_a_malicious_server_ends_at_once_with_sigterm(malicious: Path) -> None:
+    words = ("tools", "call", "bad.hang", "{}", "--servers", malicious)
     with Command(*words, stderr=subprocess.PIPE, text=True) as process:
         assert "left out" in process.stderr.readline()  # it is started
         process.send_signal(signal.SIGTERM)

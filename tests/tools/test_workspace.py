@@ -55,7 +55,7 @@ def _folder(tmp_path: Path) -> Path:
     return data
 
 
-def test_each_episode_finds_the_folder_as_it_was_and_the_folder_is_never_written(
+async def test_each_episode_finds_the_folder_as_it_was_and_the_folder_is_never_written(
     tmp_path: Path,
 ) -> None:
     data = _folder(tmp_path)
@@ -73,34 +73,30 @@ def test_each_episode_finds_the_folder_as_it_was_and_the_folder_is_never_written
             await call(session, "clear", server="desk")
             return seen, text
 
-    async def run() -> list[tuple[str, str]]:
-        async with _pool(_desk(str(data)), workspace=str(data)) as pool:
-            return await asyncio.gather(*(episode(pool, number) for number in range(8)))
-
-    found = asyncio.run(run())
+    async with _pool(_desk(str(data)), workspace=str(data)) as pool:
+        found = await asyncio.gather(*(episode(pool, number) for number in range(8)))
     # The path that a model sees and writes is that of the folder, whichever copy stands behind it.
     names = "\n".join(sorted(str(path) for path in data.rglob("*")))
     assert found == [(names, "one")] * 8
     assert tree_digest(data) == before
 
 
-def test_the_variable_the_arguments_the_environment_and_the_folder_name_the_copy(
+async def test_the_variable_the_arguments_the_environment_and_the_folder_name_the_copy(
     tmp_path: Path,
 ) -> None:
     data = _folder(tmp_path)
     file = _file(tmp_path, _desk("${WORKSPACE:-/nowhere}", PLACE=f"{data}/sub"))
     (server,) = load_servers(file).servers
     assert isinstance(server, StdioServer)
-
-    async def run() -> list[str]:
-        async with _pool(server, workspace=str(data)) as pool, pool.session() as session:
-            copy = await session.workspace("desk")
-            assert copy is not None and not copy.is_relative_to(tmp_path)
-            await call(session, "jot", server="desk", text="hello")
-            assert (copy / "jot.txt").read_text() == "hello"
-            return [(await call(session, tool, server="desk")).content for tool in ("here", "variable")]
-
-    assert asyncio.run(run()) == [str(data), f"{data}/sub"]
+    async with _pool(server, workspace=str(data)) as pool, pool.session() as session:
+        copy = await session.workspace("desk")
+        assert copy is not None and not copy.is_relative_to(tmp_path)
+        await call(session, "jot", server="desk", text="hello")
+        assert (copy / "jot.txt").read_text() == "hello"
+        assert [(await call(session, tool, server="desk")).content for tool in ("here", "variable")] == [
+            str(data),
+            f"{data}/sub",
+        ]
     assert not (data / "jot.txt").exists()
 
 
@@ -129,40 +125,30 @@ def test_a_database_in_use_is_snapshotted_as_of_its_last_transaction(tmp_path: P
         assert asyncio.run(run()) == ["1", "2"] * 3
 
 
-def test_a_workspace_may_be_one_file(tmp_path: Path) -> None:
+async def test_a_workspace_may_be_one_file(tmp_path: Path) -> None:
     base = tmp_path / "shop.db"
     with closing(sqlite3.connect(base)) as database, database:
         database.execute("create table rows (n)")
-
-    async def run() -> list[str]:
-        async with _pool(_desk(".", "${WORKSPACE}"), workspace=str(base)) as pool:
-            counts = []
-            for _ in range(2):
-                async with pool.session() as session:
-                    await call(session, "insert", server="desk")
-                    counts.append((await call(session, "count", server="desk")).content)
-            return counts
-
-    assert asyncio.run(run()) == ["1", "1"]
+    async with _pool(_desk(".", "${WORKSPACE}"), workspace=str(base)) as pool:
+        counts = []
+        for _ in range(2):
+            async with pool.session() as session:
+                await call(session, "insert", server="desk")
+                counts.append((await call(session, "count", server="desk")).content)
+        assert counts == ["1", "1"]
 
 
-def test_what_changes_in_the_folder_reaches_no_episode_and_no_copy_is_left(
-    tmp_path: Path,
-) -> None:
+async def test_what_changes_in_the_folder_reaches_no_episode_and_no_copy_is_left(tmp_path: Path) -> None:
     data = _folder(tmp_path)
     copies: list[Path] = []
-
-    async def run() -> list[str]:
-        async with _pool(_desk(str(data)), workspace=str(data)) as pool:
-            texts = []
-            for number in range(2):
-                async with pool.session() as session:
-                    texts.append((await call(session, "show", server="desk", path=f"{data}/a.txt")).content)
-                    copies.append(await session.workspace("desk") or Path())
-                (data / "a.txt").write_text(f"changed {number}")
-            return texts
-
-    assert asyncio.run(run()) == ["one", "one"]
+    async with _pool(_desk(str(data)), workspace=str(data)) as pool:
+        texts = []
+        for number in range(2):
+            async with pool.session() as session:
+                texts.append((await call(session, "show", server="desk", path=f"{data}/a.txt")).content)
+                copies.append(await session.workspace("desk") or Path())
+            (data / "a.txt").write_text(f"changed {number}")
+        assert texts == ["one", "one"]
     assert len(set(copies)) == 2 and not any(copy.exists() for copy in copies)
     assert not any(copy.parent.parent.exists() for copy in copies)
 
@@ -201,7 +187,7 @@ def test_a_copy_has_times_permissions_and_links_and_shares_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize("by", ["calls", "command"])
-def test_a_reset_brings_the_state_back_before_each_episode_which_run_one_after_another(
+async def test_a_reset_brings_the_state_back_before_each_episode_which_run_one_after_another(
     tmp_path: Path, by: str
 ) -> None:
     data = tmp_path / "data"
@@ -218,22 +204,17 @@ def test_a_reset_brings_the_state_back_before_each_episode_which_run_one_after_a
             assert str(number) in (await call(session, "names", server="desk")).content
             return seen
 
-    async def run() -> list[str]:
-        async with _pool(_desk(str(data)), reset=reset) as pool:
-            return await asyncio.gather(*(episode(pool, number) for number in range(6)))
+    async with _pool(_desk(str(data)), reset=reset) as pool:
+        assert (await asyncio.gather(*(episode(pool, number) for number in range(6)))) == [
+            f"{data}/first"
+        ] * 6
 
-    assert asyncio.run(run()) == [f"{data}/first"] * 6
 
-
-def test_a_reset_that_fails_leaves_the_episode_unscored(tmp_path: Path) -> None:
+async def test_a_reset_that_fails_leaves_the_episode_unscored(tmp_path: Path) -> None:
     reset = ResetSection(command=("sh", "-c", "echo no such database >&2; exit 3"))
-
-    async def run() -> tuple[FailureKind | None, str]:
-        async with _pool(_desk(str(tmp_path)), reset=reset) as pool, pool.session() as session:
-            result = await call(session, "names", server="desk")
-            return result.failure, result.content
-
-    failure, text = asyncio.run(run())
+    async with _pool(_desk(str(tmp_path)), reset=reset) as pool, pool.session() as session:
+        result = await call(session, "names", server="desk")
+        failure, text = result.failure, result.content
     assert failure is FailureKind.UPSTREAM and "no such database" in text
 
 
@@ -259,18 +240,16 @@ def test_env_check_says_that_the_state_comes_back_and_how_long_it_takes(tmp_path
     assert " ms for each" in " ".join(done.stdout.split())
 
 
-def test_calls_of_one_turn_wait_for_the_reset_and_one_that_failed_is_tried_again(tmp_path: Path) -> None:
+async def test_calls_of_one_turn_wait_for_the_reset_and_one_that_failed_is_tried_again(
+    tmp_path: Path,
+) -> None:
     data = tmp_path / "data"
     data.mkdir()
     # Fails until the marker is there, which its first try makes.
     script = f"rm -f {data}/*; test -e {tmp_path}/tried || {{ touch {tmp_path}/tried; exit 1; }}"
-
-    async def run() -> list[FailureKind | None]:
-        async with _pool(_desk(str(data)), reset=ResetSection(command=("sh", "-c", script))) as pool:
-            async with pool.session() as session:
-                both = await asyncio.gather(*(call(session, "names", server="desk") for _ in range(2)))
-            async with pool.session() as session:
-                both += [await call(session, "names", server="desk")]
-            return [result.failure for result in both]
-
-    assert asyncio.run(run()) == [FailureKind.UPSTREAM, None, None]
+    async with _pool(_desk(str(data)), reset=ResetSection(command=("sh", "-c", script))) as pool:
+        async with pool.session() as session:
+            both = await asyncio.gather(*(call(session, "names", server="desk") for _ in range(2)))
+        async with pool.session() as session:
+            both += [await call(session, "names", server="desk")]
+        assert [result.failure for result in both] == [FailureKind.UPSTREAM, None, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -27,24 +28,28 @@ def stdio_poison(*flags: str) -> StdioServer:
 
 
 @contextmanager
-def http_poison(*flags: str) -> Iterator[HttpServer]:
-    command = [sys.executable, str(SCRIPTS / "poison.py"), "http", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+def served(script: str, *arguments: str, **env: str) -> Iterator[int]:
+    """A script of this folder as a process, until the end; the port that it prints."""
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **env}) as process:
         assert process.stdout is not None
         try:
-            port = int(process.stdout.readline())
-            yield HttpServer(name="poison", url=f"http://127.0.0.1:{port}/mcp")
+            yield int(process.stdout.readline())
         finally:
             process.kill()
+
+
+@contextmanager
+def http_poison(*flags: str) -> Iterator[HttpServer]:
+    with served("poison.py", "http", *flags) as port:
+        yield HttpServer(name="poison", url=f"http://127.0.0.1:{port}/mcp")
 
 
 def stubborn(folder: Path, *traits: str) -> StdioServer:
     """A server with these traits, which writes the ids of its processes into `folder`."""
     name = "-".join(traits) or "plain"
     return StdioServer(
-        name=name,
-        command=sys.executable,
-        args=(str(SCRIPTS / "stubborn.py"), str(folder / name), *traits),
+        name=name, command=sys.executable, args=(str(SCRIPTS / "stubborn.py"), str(folder / name), *traits)
     )
 
 

@@ -21,7 +21,6 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolCall, ToolResult
 from mcpagent.errors import UserError
 from mcpagent.servers.embedded import build
-from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import CALLS_NAME, CATALOG_NAME
@@ -97,19 +96,16 @@ def scratch(*tools: tuple[Callable[..., Any], ToolAnnotations | None], name: str
     return InProcessServer(name=name, server=server)
 
 
-def test_what_was_recorded_replays_without_any_server(tmp_path: Path) -> None:
+async def test_what_was_recorded_replays_without_any_server(tmp_path: Path) -> None:
     tape, ledger = tmp_path / "tape", tmp_path / "calls.jsonl"
 
     async def play(session: ToolSession) -> list[ToolResult]:
         results = [await read(session), await say(session, "hello"), await read(session)]
         return [*results, await slack(session, HISTORY, channel_id="C-none"), await slack(session, SEND)]
 
-    async def record() -> tuple[list[ToolResult], dict[str, Any], Any]:
-        async with taped(tape, mode="record", ledger=ledger) as cassette:
-            results = await play(cassette.session())
-            return results, cassette.take_counts(), (dict(cassette.tools), cassette.catalog_hash)
-
-    live, counts, catalog = asyncio.run(record())
+    async with taped(tape, mode="record", ledger=ledger) as cassette:
+        live, counts = await play(cassette.session()), cassette.take_counts()
+        catalog = (list(cassette.tools.items()), cassette.catalog_hash)  # in their order, as in a prompt
     assert counts["live"] == counts["recorded"] == 5
     assert (counts["hit_rate"], counts["misses"]) == (None, {})
     failures = [None, None, None, FailureKind.TOOL_ERROR, FailureKind.INVALID_ARGUMENTS]
@@ -117,9 +113,9 @@ def test_what_was_recorded_replays_without_any_server(tmp_path: Path) -> None:
     before = arrived(ledger)
 
     cassette = strict(tape)
-    replayed = asyncio.run(play(cassette.session()))
+    replayed = await play(cassette.session())
     assert [seen(result) for result in replayed] == [seen(result) for result in live]
-    assert (dict(cassette.tools), cassette.catalog_hash) == catalog
+    assert (list(cassette.tools.items()), cassette.catalog_hash) == catalog
     assert arrived(ledger) == before
     assert b"nonce" not in (tape / CALLS_NAME).read_bytes()
     # A nonce says that a server was asked. A replayed result has none, and says what it is.
@@ -148,27 +144,23 @@ def test_replay_asks_the_server_once_for_each_question(tmp_path: Path) -> None:
     assert arrived(ledger).total() == 2
 
 
-def test_attempts_that_part_after_a_write_see_their_own_past(tmp_path: Path) -> None:
+async def test_attempts_that_part_after_a_write_see_their_own_past(tmp_path: Path) -> None:
     tape, ledger = tmp_path / "tape", tmp_path / "calls.jsonl"
-
-    async def run() -> None:
-        async with taped(tape, ledger=ledger, mode="record") as cassette:
-            session = cassette.session()
-            await say(session, "first")
-            await say(session, "second")
-        before = arrived(ledger)
-        async with taped(tape, ledger=ledger) as cassette, ToolPool([builtin_servers(["slack"])[0]]) as live:
-            session, alone = cassette.session(), live.session()
-            for text in ("first", "other"):
-                assert seen(await say(session, text)) == seen(await say(alone, text))
-            # "first" was replayed, so the server had to be told of it before "other".
-            assert arrived(ledger) - before == {f"restore {SEND}": 1, f"episode {SEND}": 1}
-            assert seen(await read(session)) == seen(await read(alone))
-            assert arrived(ledger)[f"restore {SEND}"] == 1
-            counts = cassette.take_counts()
-        assert (counts["restored"], counts["misses"]) == (1, {"never_made": 2})
-
-    asyncio.run(run())
+    async with taped(tape, ledger=ledger, mode="record") as cassette:
+        session = cassette.session()
+        await say(session, "first")
+        await say(session, "second")
+    before = arrived(ledger)
+    async with taped(tape, ledger=ledger) as cassette, ToolPool([builtin_servers(["slack"])[0]]) as live:
+        session, alone = cassette.session(), live.session()
+        for text in ("first", "other"):
+            assert seen(await say(session, text)) == seen(await say(alone, text))
+        # "first" was replayed, so the server had to be told of it before "other".
+        assert arrived(ledger) - before == {f"restore {SEND}": 1, f"episode {SEND}": 1}
+        assert seen(await read(session)) == seen(await read(alone))
+        assert arrived(ledger)[f"restore {SEND}"] == 1
+        counts = cassette.take_counts()
+    assert (counts["restored"], counts["misses"]) == (1, {"never_made": 2})
 
 
 def test_any_interleaving_of_diverging_attempts_answers_as_a_live_server_does(tmp_path: Path) -> None:
@@ -214,7 +206,9 @@ def test_any_interleaving_of_diverging_attempts_answers_as_a_live_server_does(tm
     assert totals["replayed"] > 100 and totals["live"] > 50 and totals["restored"] > 20
 
 
-def test_a_server_that_no_longer_does_what_it_did_fails_the_call_and_not_the_tape(tmp_path: Path) -> None:
+async def test_a_server_that_no_longer_does_what_it_did_fails_the_call_and_not_the_tape(
+    tmp_path: Path,
+) -> None:
     numbers = itertools.count(1)
 
     def book(what: str) -> str:
@@ -223,17 +217,13 @@ def test_a_server_that_no_longer_does_what_it_did_fails_the_call_and_not_the_tap
     facts = ServerFacts(isolation={"scratch": "episode"})
     server = scratch((book, None))
 
-    async def run() -> ToolResult:
-        async with taped(tmp_path, server, facts=facts, mode="record") as cassette:
-            await call(cassette.session(), "book", server="scratch", what="seat")
-        async with taped(tmp_path, server, facts=facts) as cassette:
-            session = cassette.session()
-            seat = await call(session, "book", server="scratch", what="seat")
-            assert (seat.structured, seat.from_cassette) == ({"result": "seat booked as 1"}, True)
-            return await call(session, "book", server="scratch", what="meal")
-
-    before = None
-    result = asyncio.run(run())
+    async with taped(tmp_path, server, facts=facts, mode="record") as cassette:
+        await call(cassette.session(), "book", server="scratch", what="seat")
+    async with taped(tmp_path, server, facts=facts) as cassette:
+        session = cassette.session()
+        seat = await call(session, "book", server="scratch", what="seat")
+        assert (seat.structured, seat.from_cassette) == ({"result": "seat booked as 1"}, True)
+        result = await call(session, "book", server="scratch", what="meal")
     before = recorded(tmp_path)
     assert result.failure is FailureKind.CASSETTE and result.failure.is_infrastructure
     assert "the tape is stale" in result.content
@@ -241,7 +231,7 @@ def test_a_server_that_no_longer_does_what_it_did_fails_the_call_and_not_the_tap
     assert [line["arguments"] for line in before] == [{"what": "seat"}]
 
 
-def test_answers_after_a_made_up_id_belong_to_that_id(tmp_path: Path) -> None:
+async def test_answers_after_a_made_up_id_belong_to_that_id(tmp_path: Path) -> None:
     """Two recordings of the same writes differ: a reader of the second never gets an answer of the first."""
     numbers = itertools.count(1)
     booked: list[str] = []
@@ -254,18 +244,14 @@ def test_answers_after_a_made_up_id_belong_to_that_id(tmp_path: Path) -> None:
         return f"the last is {booked[-1]}"
 
     server = scratch((book, None), (last, READS))
-
-    async def run() -> list[ToolResult]:
-        async with taped(tmp_path, server, mode="record") as cassette:
-            first = cassette.session()
-            await call(first, "book", server="scratch")
-            await call(first, "last", server="scratch")
-            await call(cassette.session(), "book", server="scratch")  # and never asks for the last
-            assert cassette.take_counts()["volatile"] == 1
-        session = strict(tmp_path).session()
-        return [await call(session, tool, server="scratch") for tool in ("book", "last")]
-
-    book_again, last_again = asyncio.run(run())
+    async with taped(tmp_path, server, mode="record") as cassette:
+        first = cassette.session()
+        await call(first, "book", server="scratch")
+        await call(first, "last", server="scratch")
+        await call(cassette.session(), "book", server="scratch")  # and never asks for the last
+        assert cassette.take_counts()["volatile"] == 1
+    session = strict(tmp_path).session()
+    book_again, last_again = [await call(session, tool, server="scratch") for tool in ("book", "last")]
     assert book_again.content == "B2"
     assert last_again.failure is FailureKind.CASSETTE, "B1 would be the answer to another booking"
 
@@ -278,21 +264,12 @@ def test_answers_after_a_made_up_id_belong_to_that_id(tmp_path: Path) -> None:
         (None, Purpose.EPISODE, ServerFacts(repeatable=("scratch.put",)), True),
         (None, Purpose.SETUP, ServerFacts(), True),
         (ToolAnnotations(idempotent_hint=True), Purpose.EPISODE, ServerFacts(), False),
-        (
-            ToolAnnotations(idempotent_hint=True, destructive_hint=False),
-            Purpose.EPISODE,
-            ServerFacts(),
-            True,
-        ),
+        (ToolAnnotations(idempotent_hint=True, destructive_hint=False), Purpose.EPISODE, ServerFacts(), True),
     ],
     ids=["shared", "own-instance", "repeatable", "set-up", "destructive", "idempotent"],
 )
-def test_a_replayed_write_is_made_again_only_where_that_does_no_harm(
-    hints: ToolAnnotations | None,
-    purpose: Purpose,
-    facts: ServerFacts,
-    allowed: bool,
-    tmp_path: Path,
+async def test_a_replayed_write_is_made_again_only_where_that_does_no_harm(
+    hints: ToolAnnotations | None, purpose: Purpose, facts: ServerFacts, allowed: bool, tmp_path: Path
 ) -> None:
     effects: list[str] = []
 
@@ -307,17 +284,14 @@ def test_a_replayed_write_is_made_again_only_where_that_does_no_harm(
         wanted = ToolCall(id="1", server="scratch", tool="put", arguments={"key": "a"})
         return await session.call(wanted, purpose=purpose)
 
-    async def run() -> ToolResult:
-        server = scratch((put, hints), (get, READS))
-        async with taped(tmp_path, server, facts=facts, mode="record") as cassette:
-            await put_call(cassette.session())
-        async with taped(tmp_path, server, facts=facts) as cassette:
-            session = cassette.session()
-            assert (await put_call(session)).from_cassette
-            assert effects == ["a"]
-            return await call(session, "get", server="scratch", key="a")
-
-    result = asyncio.run(run())
+    server = scratch((put, hints), (get, READS))
+    async with taped(tmp_path, server, facts=facts, mode="record") as cassette:
+        await put_call(cassette.session())
+    async with taped(tmp_path, server, facts=facts) as cassette:
+        session = cassette.session()
+        assert (await put_call(session)).from_cassette
+        assert effects == ["a"]
+        result = await call(session, "get", server="scratch", key="a")
     if allowed:
         assert (result.structured, effects) == ({"result": True}, ["a", "a"])
     else:
@@ -358,25 +332,22 @@ def test_a_server_that_says_nothing_of_its_tools_can_be_named_read_only(tmp_path
     assert refused.value.remedy == "Did you mean scratch?"
 
 
-def test_failures_of_the_infrastructure_are_never_recorded(tmp_path: Path) -> None:
-    async def run() -> list[FailureKind | None]:
-        facts = ServerFacts(isolation={"echo": "episode"})
-        server = stdio_echo(isolation="episode")
-        async with taped(tmp_path, server, facts=facts) as cassette:
-            session = cassette.session()
-            plan: list[tuple[str, dict[str, Any]]] = [
-                ("echo", {"text": "hi"}),
-                ("refuse", {}),
-                ("die_after_writing", {"ledger": str(tmp_path / "effects")}),
-                ("echo", {"text": "hi"}),
-                ("write_down", {"note": "after the crash"}),
-            ]
-            live = [(await call(session, tool, **arguments)).failure for tool, arguments in plan]
-            await session.close()
-        async with taped(tmp_path, memory_echo(), facts=facts, timeout_s=0.1) as cassette:
-            return [*live, (await call(cassette.session(), "hang")).failure]
-
-    *live, hung = asyncio.run(run())
+async def test_failures_of_the_infrastructure_are_never_recorded(tmp_path: Path) -> None:
+    facts = ServerFacts(isolation={"echo": "episode"})
+    server = stdio_echo(isolation="episode")
+    async with taped(tmp_path, server, facts=facts) as cassette:
+        session = cassette.session()
+        plan: list[tuple[str, dict[str, Any]]] = [
+            ("echo", {"text": "hi"}),
+            ("refuse", {}),
+            ("die_after_writing", {"ledger": str(tmp_path / "effects")}),
+            ("echo", {"text": "hi"}),
+            ("write_down", {"note": "after the crash"}),
+        ]
+        live = [(await call(session, tool, **arguments)).failure for tool, arguments in plan]
+        await session.close()
+    async with taped(tmp_path, memory_echo(), facts=facts, timeout_s=0.1) as cassette:
+        hung = (await call(cassette.session(), "hang")).failure
     assert live[:2] == [None, FailureKind.TOOL_ERROR]
     assert live[2] is not None and live[2].is_infrastructure
     assert hung is FailureKind.TIMEOUT
@@ -384,7 +355,7 @@ def test_failures_of_the_infrastructure_are_never_recorded(tmp_path: Path) -> No
     assert [line["tool"] for line in recorded(tmp_path)] == ["echo", "refuse"]
 
 
-def test_a_write_that_timed_out_may_have_had_its_effect_so_nothing_after_it_is_recorded(
+async def test_a_write_that_timed_out_may_have_had_its_effect_so_nothing_after_it_is_recorded(
     tmp_path: Path,
 ) -> None:
     effects: list[str] = []
@@ -401,33 +372,27 @@ def test_a_write_that_timed_out_may_have_had_its_effect_so_nothing_after_it_is_r
     def get(key: str) -> bool:
         return key in effects
 
-    async def run() -> None:
-        server = scratch((put, None), (get, READS), (wait, READS))
-        async with taped(tmp_path, server, facts=ServerFacts(), timeout_s=0.2) as cassette:
-            session = cassette.session()
-            assert (await call(session, "wait", server="scratch")).failure is FailureKind.TIMEOUT
-            assert (await call(session, "get", server="scratch", key="a")).structured == {"result": False}
-            lost = await call(session, "put", server="scratch", key="a")
-            assert lost.failure is not None and lost.failure.is_infrastructure
-            # On the tape is that "a" is not there; what this session is told is the truth.
-            assert (await call(session, "get", server="scratch", key="a")).structured == {"result": True}
-
-    asyncio.run(run())
+    server = scratch((put, None), (get, READS), (wait, READS))
+    async with taped(tmp_path, server, facts=ServerFacts(), timeout_s=0.2) as cassette:
+        session = cassette.session()
+        assert (await call(session, "wait", server="scratch")).failure is FailureKind.TIMEOUT
+        assert (await call(session, "get", server="scratch", key="a")).structured == {"result": False}
+        lost = await call(session, "put", server="scratch", key="a")
+        assert lost.failure is not None and lost.failure.is_infrastructure
+        # On the tape is that "a" is not there; what this session is told is the truth.
+        assert (await call(session, "get", server="scratch", key="a")).structured == {"result": True}
     assert [(line["tool"], line["answer"]["structured"]) for line in recorded(tmp_path)] == [
         ("get", {"result": False})
     ]
 
 
-def test_writes_that_a_session_makes_at_once_are_made_one_after_another(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with taped(tmp_path) as cassette:
-            session = cassette.session()
-            at_once = await asyncio.gather(say(session, "a"), say(session, "b"), read(session))
-        again = strict(tmp_path).session()
-        in_order = [await say(again, "a"), await say(again, "b"), await read(again)]
-        assert [seen(result) for result in in_order] == [seen(result) for result in at_once]
-
-    asyncio.run(run())
+async def test_writes_that_a_session_makes_at_once_are_made_one_after_another(tmp_path: Path) -> None:
+    async with taped(tmp_path) as cassette:
+        session = cassette.session()
+        at_once = await asyncio.gather(say(session, "a"), say(session, "b"), read(session))
+    again = strict(tmp_path).session()
+    in_order = [await say(again, "a"), await say(again, "b"), await read(again)]
+    assert [seen(result) for result in in_order] == [seen(result) for result in at_once]
 
 
 def test_a_strict_miss_names_what_is_missing_and_why(tmp_path: Path) -> None:
@@ -486,64 +451,51 @@ def test_a_strict_miss_names_what_is_missing_and_why(tmp_path: Path) -> None:
     assert notes == ["the tools have changed since the cassette was recorded: scratch.say"]
 
 
-def test_strict_refuses_what_a_live_pool_refuses(tmp_path: Path) -> None:
-    async def record() -> None:
-        async with taped(tmp_path, mode="record") as cassette:
-            await slack(cassette.session(), "list_slack_channels", limit=1)
-
-    asyncio.run(record())
+async def test_strict_refuses_what_a_live_pool_refuses(tmp_path: Path) -> None:
+    async with taped(tmp_path, mode="record") as recording:
+        await slack(recording.session(), "list_slack_channels", limit=1)
     cassette = strict(tmp_path, allow=["list_slack_channels"])
     assert set(cassette.tools) == {"list_slack_channels"}
-
-    async def kinds() -> list[FailureKind | None]:
-        session = cassette.session()
-        asked: list[tuple[str, dict[str, Any]]] = [
-            ("list_slack_channels", {"limit": 1}),
-            ("list_slack_channels", {"limit": float("nan")}),
-            (SEND, {"channel": "general", "message": "x"}),
-            ("no_such_tool", {}),
-        ]
-        return [(await slack(session, tool, **arguments)).failure for tool, arguments in asked]
-
+    session = cassette.session()
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("list_slack_channels", {"limit": 1}),
+        ("list_slack_channels", {"limit": float("nan")}),
+        (SEND, {"channel": "general", "message": "x"}),
+        ("no_such_tool", {}),
+    ]
+    kinds = [(await slack(session, tool, **arguments)).failure for tool, arguments in asked]
     refusals = [FailureKind.INVALID_ARGUMENTS, FailureKind.DENIED, FailureKind.UNKNOWN_TOOL]
-    assert asyncio.run(kinds()) == [None, *refusals]
+    assert kinds == [None, *refusals]
     with pytest.raises(UserError, match="there is no cassette"):
         strict(tmp_path / "other")
 
 
-def test_a_call_by_the_models_name_alone_is_the_same_call(tmp_path: Path) -> None:
-    async def run() -> list[bool]:
-        async with taped(tmp_path, memory_echo(), facts=ServerFacts()) as cassette:
-            session = cassette.session()
-            full = ToolCall(id="1", server="echo", tool="echo", arguments={"text": "x"})
-            short = ToolCall(id="2", tool="echo", arguments={"text": "x"})
-            results = [await session.call(full), await session.call(short)]
-            assert [result.call_id for result in results] == ["1", "2"]
-            assert {(result.server, result.tool) for result in results} == {("echo", "echo")}
-            return [result.from_cassette for result in results]
-
-    assert asyncio.run(run()) == [False, True]
+async def test_a_call_by_the_models_name_alone_is_the_same_call(tmp_path: Path) -> None:
+    async with taped(tmp_path, memory_echo(), facts=ServerFacts()) as cassette:
+        session = cassette.session()
+        full = ToolCall(id="1", server="echo", tool="echo", arguments={"text": "x"})
+        short = ToolCall(id="2", tool="echo", arguments={"text": "x"})
+        results = [await session.call(full), await session.call(short)]
+        assert [result.call_id for result in results] == ["1", "2"]
+        assert {(result.server, result.tool) for result in results} == {("echo", "echo")}
+        assert [result.from_cassette for result in results] == [False, True]
 
 
-def test_no_secret_reaches_the_tape(tmp_path: Path) -> None:
+async def test_no_secret_reaches_the_tape(tmp_path: Path) -> None:
     SECRETS.learn({"POLYGON_API_KEY": "pk_live_123456", "Authorization": "Bearer tok-abcdefgh"})
-
-    async def run() -> list[ToolResult]:
-        results = []
-        for _ in range(2):
-            async with taped(tmp_path, memory_echo(), facts=ServerFacts()) as cassette:
-                text = "in production-mode with pk_live_123456 and tok-abcdefgh"
-                results.append(await call(cassette.session(), "echo", text=text))
-        return results
-
-    _, replayed = asyncio.run(run())
+    results = []
+    for _ in range(2):
+        async with taped(tmp_path, memory_echo(), facts=ServerFacts()) as cassette:
+            text = "in production-mode with pk_live_123456 and tok-abcdefgh"
+            results.append(await call(cassette.session(), "echo", text=text))
+    _, replayed = results
     assert replayed.content == "in production-mode with [POLYGON_API_KEY] and [Authorization]"
     assert replayed.from_cassette
     everything = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"pk_live" not in everything and b"tok-abc" not in everything
 
 
-def test_a_result_fits_the_limit_of_the_run_that_replays_it(tmp_path: Path) -> None:
+def test_a_result_fits_the_limit_of_the_run_that_replays_it_or_is_asked_for_again(tmp_path: Path) -> None:
     async def big(limit: int) -> tuple[ToolResult, dict[str, Any]]:
         facts = ServerFacts()
         async with taped(tmp_path, memory_echo(), facts=facts, limit=limit) as cassette:
@@ -558,55 +510,26 @@ def test_a_result_fits_the_limit_of_the_run_that_replays_it(tmp_path: Path) -> N
     shorter, counts = asyncio.run(big(300))  # cut on this side: the tape has all of it
     assert (counts["replayed"], shorter.from_cassette) == (1, True)
     assert seen(shorter) == seen(asyncio.run(directly(300)))
-
-
-def test_a_result_that_was_cut_is_asked_for_again_under_another_limit(tmp_path: Path) -> None:
-    async def big(limit: int) -> tuple[ToolResult, dict[str, Any]]:
-        async with taped(tmp_path, memory_echo(), facts=ServerFacts(), limit=limit) as cassette:
-            return await call(cassette.session(), "big", size=1000), cassette.take_counts()
-
-    assert asyncio.run(big(300))[0].truncated_chars > 0
+    (tmp_path / CALLS_NAME).unlink()
+    assert asyncio.run(big(300))[0].truncated_chars > 0  # what was cut is asked for again
     whole, counts = asyncio.run(big(2000))
     assert (len(whole.content), counts["misses"]) == (1000, {"cut_to_another_limit": 1})
     assert asyncio.run(big(2000))[0].from_cassette
 
 
-def test_a_call_that_is_cut_off_leaves_nothing_and_the_next_is_not_held_up(tmp_path: Path) -> None:
-    async def run() -> None:
-        facts = ServerFacts(isolation={"echo": "episode"})
-        async with taped(tmp_path, memory_echo(isolation="episode"), facts=facts) as cassette:
-            session, other = cassette.session(), cassette.session()
-            hanging = asyncio.create_task(call(session, "hang"))
-            while cassette.take_counts()["misses"] == {}:
-                await asyncio.sleep(0)
-            waiting = asyncio.create_task(call(other, "hang"))  # the same question, asked while it hangs
+async def test_a_call_that_is_cut_off_leaves_nothing_and_the_next_is_not_held_up(tmp_path: Path) -> None:
+    facts = ServerFacts(isolation={"echo": "episode"})
+    async with taped(tmp_path, memory_echo(isolation="episode"), facts=facts) as cassette:
+        session, other = cassette.session(), cassette.session()
+        hanging = asyncio.create_task(call(session, "hang"))
+        while cassette.take_counts()["misses"] == {}:
             await asyncio.sleep(0)
-            hanging.cancel()
-            waiting.cancel()
-            await asyncio.gather(hanging, waiting, return_exceptions=True)
-            assert (await call(session, "echo", text="still here")).content == "still here"
-            assert (await call(cassette.session(), "echo", text="hi")).failure is None
-        # What the cut-off call did to the first session's instance is unknown; a new session is not affected.
-        assert [line["arguments"] for line in recorded(tmp_path)] == [{"text": "hi"}]
-
-    asyncio.run(run())
-
-
-def test_all_builtin_servers_replay_from_one_tape(tmp_path: Path) -> None:
-    servers = [builtin_servers([name])[0] for name in BUILTIN_NAMES]
-
-    async def run() -> None:
-        async with taped(tmp_path, *servers, mode="record") as cassette:
-            session = cassette.session()
-            for spec in cassette.tools.values():
-                await session.call(ToolCall(id="1", server=spec.server, tool=spec.name, arguments={}))
-            await session.close()
-            names = list(cassette.tools)
-        cassette = strict(tmp_path)
-        assert list(cassette.tools) == names  # in their order: a prompt is made from it
-        session = cassette.session()
-        for spec in cassette.tools.values():
-            result = await session.call(ToolCall(id="1", server=spec.server, tool=spec.name, arguments={}))
-            assert result.from_cassette, result.content
-
-    asyncio.run(run())
+        waiting = asyncio.create_task(call(other, "hang"))  # the same question, asked while it hangs
+        await asyncio.sleep(0)
+        hanging.cancel()
+        waiting.cancel()
+        await asyncio.gather(hanging, waiting, return_exceptions=True)
+        assert (await call(session, "echo", text="still here")).content == "still here"
+        assert (await call(cassette.session(), "echo", text="hi")).failure is None
+    # What the cut-off call did to the first session's instance is unknown; a new session is not affected.
+    assert [line["arguments"] for line in recorded(tmp_path)] == [{"text": "hi"}]

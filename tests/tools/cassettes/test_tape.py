@@ -42,10 +42,7 @@ def answer(number: int, length: int = 20) -> RecordedAnswer:
 def writer(folder: Path, first: int, number: int, *, length: int = 20) -> subprocess.Popen[str]:
     arguments = [str(folder), str(first), str(number), str(length)]
     return Python(
-        *("-c", WRITER, *arguments),
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
+        *("-c", WRITER, *arguments), stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
     )
 
 

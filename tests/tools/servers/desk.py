@@ -54,5 +54,5 @@ if __name__ == "__main__":
             PlainTool("jot", lambda text: put(str(FOLDER / "jot.txt"), text), ("text",), ADDS),
             PlainTool("clear", clear, (), DESTROYS),
             *(DATABASE_TOOLS if len(sys.argv) > 2 else []),
-        ],
+        ]
     )

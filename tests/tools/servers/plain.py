@@ -33,25 +33,31 @@ class PlainTool:
 def serve(tools: Iterable[PlainTool]) -> None:
     """Answer on stdio until it ends."""
     by_name = {tool.name: tool for tool in tools}
+
+    def result_of(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+        match method:
+            case "tools/list":
+                return {"tools": [tool.listed() for tool in by_name.values()]}
+            case "tools/call":
+                text = by_name[params["name"]].run(**params["arguments"])
+                return {"content": [{"type": "text", "text": text}], "isError": False}
+        return {} if method == "ping" else None
+
+    answer_with(result_of)
+
+
+def answer_with(result_of: Callable[[str, dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Answer each request on stdio with the result of its method and parameters; None is an error."""
     for line in sys.stdin:
         request = json.loads(line)
-        if "id" in request:
-            answer = _answer(request["method"], request.get("params", {}), by_name)
-            print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
-
-
-def _answer(method: str, params: dict[str, Any], tools: dict[str, PlainTool]) -> dict[str, Any]:
-    match method:
-        case "initialize":
+        if "id" not in request:
+            continue
+        if request["method"] == "initialize":
             info = {"name": "plain", "version": "1"}
             known = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
-            return {"result": known}
-        case "tools/list":
-            return {"result": {"tools": [tool.listed() for tool in tools.values()]}}
-        case "tools/call":
-            text = tools[params["name"]].run(**params["arguments"])
-            return {"result": {"content": [{"type": "text", "text": text}], "isError": False}}
-        case "ping":
-            return {"result": {}}
-        case _:
-            return {"error": {"code": -32601, "message": f"no method {method}"}}
+            result: dict[str, Any] | None = known
+        else:
+            result = result_of(request["method"], request.get("params") or {})
+        refusal = {"error": {"code": -32601, "message": "no such method"}}
+        answer = refusal if result is None else {"result": result}
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)

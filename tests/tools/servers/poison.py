@@ -195,9 +195,16 @@ class Handler(BaseHTTPRequestHandler):
         body = respond(message)
         if "sse" in sys.argv:
             body = b"event: message\ndata: " + body + b"\n\n"
+        if "resume" in sys.argv and tool:
+            self.left["7"] = body
+            body = b"id: 7\nretry: 1\ndata: \n\n"  # and no more: the stream has ended
         return self.reply(
             200, body, "text/event-stream" if "sse" in sys.argv else "application/json", headers
         )
+
+    def do_GET(self) -> None:
+        body = self.left.pop(self.headers.get("last-event-id", ""), None)
+        self.reply(404 if body is None else 200, body or b"", "text/event-stream")
 
     def do_DELETE(self) -> None:
         self.sessions.discard(self.headers.get("mcp-session-id", ""))

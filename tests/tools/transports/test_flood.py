@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.config.schema import ToolsConfig
-from mcpagent.core.tools import FailureKind, ToolResult
+from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, ServerConfig, StdioServer
@@ -25,9 +24,9 @@ from mcpagent.tools.transports.jsonrpc import (
     append_to_log,
     is_notification,
 )
-from tests.tools.support import call, stdio_echo
+from tests.tools.support import call
 from tests.tools.wayward import measure
-from tests.tools.wild import SCRIPTS
+from tests.tools.wild import SCRIPTS, served, stdio_poison
 
 pytestmark = pytest.mark.system
 
@@ -39,12 +38,8 @@ def wayward(transport: str) -> Iterator[ServerConfig]:
     if transport == "stdio":
         yield StdioServer(name="wayward", command=sys.executable, args=(WAYWARD, "stdio"))
         return
-    with subprocess.Popen([sys.executable, WAYWARD, "http"], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            yield HttpServer(name="wayward", url=f"http://127.0.0.1:{int(process.stdout.readline())}/mcp")
-        finally:
-            process.kill()
+    with served("wayward.py", "http") as port:
+        yield HttpServer(name="wayward", url=f"http://127.0.0.1:{port}/mcp")
 
 
 FLOODS = [
@@ -54,26 +49,23 @@ FLOODS = [
 
 
 @pytest.mark.parametrize(("transport", "kind"), FLOODS)
-def test_a_flood_is_cut_off_while_a_neighbour_is_answered(transport: str, kind: str) -> None:
-    async def run(server: ServerConfig) -> ToolResult:
+async def test_a_flood_is_cut_off_while_a_neighbour_is_answered(transport: str, kind: str) -> None:
+    with wayward(transport) as server:
+        begun_s = time.process_time()
         async with (
-            ToolPool([server, stdio_echo()], ToolsConfig(timeout_s=30.0, retry=0)) as pool,
+            ToolPool([server, stdio_poison()], ToolsConfig(timeout_s=30.0, retry=0)) as pool,
             pool.session() as session,
         ):
             flooding = asyncio.create_task(call(session, "misbehave", server="wayward", kind=kind))
             answered = 0
             while not flooding.done():
-                assert (await call(session, "echo", text="fine")).content == "fine"
+                assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
                 answered += 1
             assert answered
             refused = await call(session, "echo", server="wayward", text="again")
             assert refused.failure is FailureKind.CRASHED
             assert "it was cut off: it sends more than 2,000 messages" in refused.content
-            return await flooding
-
-    with wayward(transport) as server:
-        begun_s = time.process_time()
-        result = asyncio.run(run(server))
+            result = await flooding
         spent_s = time.process_time() - begun_s
     # Its effect is not known; and the flood was not read until a deadline.
     assert result.failure is FailureKind.UNKNOWN_OUTCOME
@@ -81,24 +73,18 @@ def test_a_flood_is_cut_off_while_a_neighbour_is_answered(transport: str, kind: 
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-def test_a_hundred_notifications_before_an_answer_are_no_flood(transport: str) -> None:
-    async def run(server: ServerConfig) -> None:
+async def test_a_hundred_notifications_before_an_answer_are_no_flood(transport: str) -> None:
+    with wayward(transport) as server:
         async with ToolPool([server]) as pool, pool.session() as session:
             for _ in range(20):
                 assert (await call(session, "misbehave", server="wayward", kind="progress")).content == "done"
 
-    with wayward(transport) as server:
-        asyncio.run(run(server))
-
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-def test_meta_is_cut_with_a_mark(transport: str) -> None:
-    async def run(server: ServerConfig) -> ToolResult:
-        async with ToolPool([server]) as pool, pool.session() as session:
-            return await call(session, "misbehave", server="wayward", kind="meta")
-
+async def test_meta_is_cut_with_a_mark(transport: str) -> None:
     with wayward(transport) as server:
-        result = asyncio.run(run(server))
+        async with ToolPool([server]) as pool, pool.session() as session:
+            result = await call(session, "misbehave", server="wayward", kind="meta")
     assert result.failure is None
     # 5 characters of the name and 2^20 of the text; the list has ten thousands of numbers.
     assert set(result.meta) == {"small", "mcpagent/cut"}
@@ -106,17 +92,15 @@ def test_meta_is_cut_with_a_mark(transport: str) -> None:
     assert len(result.model_dump_json()) < 5000
 
 
-def test_a_stderr_without_end_is_kept_in_a_bounded_log_with_its_ends(tmp_path: Path) -> None:
-    async def run(server: ServerConfig) -> ToolResult:
+async def test_a_stderr_without_end_is_kept_in_a_bounded_log_with_its_ends(tmp_path: Path) -> None:
+    with wayward("stdio") as server:
         async with (
             ToolPool([server], ToolsConfig(timeout_s=60.0), log_dir=tmp_path) as pool,
             pool.session() as session,
         ):
             begin = asyncio.create_task(call(session, "misbehave", server="wayward", kind="stderr", mib=8))
-            return await begin
-
-    with wayward("stdio") as server:
-        assert asyncio.run(run(server)).content == "done"
+            outcome = await begin
+        assert outcome.content == "done"
     log = (tmp_path / "wayward.log").read_bytes()
     assert len(log) <= LOG_BYTES
     assert log.startswith(b"e" * 1000)
@@ -154,28 +138,25 @@ def test_a_log_stays_bounded_whatever_is_appended(tmp_path: Path) -> None:
         ("import os; os.close(1); os.close(0); os._exit(5)", "exit code 5"),
     ],
 )
-def test_a_server_that_exits_at_once_is_said_with_its_exit_code_and_last_words(exits: str, said: str) -> None:
-    async def run() -> None:
+async def test_a_server_that_exits_at_once_is_said_with_its_exit_code_and_last_words(
+    exits: str, said: str
+) -> None:
+    with pytest.raises(UserError) as error:
         async with ToolPool([StdioServer(name="bad", command=sys.executable, args=("-c", exits))]):
             pass
-
-    with pytest.raises(UserError) as error:
-        asyncio.run(run())
     assert f"server 'bad' did not start: {said}" in error.value.message or said in error.value.message
     assert "\x1b" not in error.value.message
 
 
-def test_a_server_that_dies_later_is_refused_with_its_exit_code() -> None:
-    async def run(server: ServerConfig) -> str:
+async def test_a_server_that_dies_later_is_refused_with_its_exit_code() -> None:
+    with wayward("stdio") as server:
         async with ToolPool([server], ToolsConfig(retry=0)) as pool:
             for _ in range(5):  # in a row, and the breaker is open
                 async with pool.session() as session:
                     await call(session, "misbehave", server="wayward", kind="exit", code=7)
             async with pool.session() as session:
-                return (await call(session, "echo", server="wayward", text="x")).content
-
-    with wayward("stdio") as server:
-        assert "it ended by itself with exit code 7" in asyncio.run(run(server))
+                outcome = (await call(session, "echo", server="wayward", text="x")).content
+        assert "it ended by itself with exit code 7" in outcome
 
 
 def test_unasked_traffic_is_counted_by_messages_and_bytes_over_time() -> None:

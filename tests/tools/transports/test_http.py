@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -30,7 +28,7 @@ from mcpagent.tools.servers_config import HttpServer, Isolation
 from mcpagent.tools.transports.http import http_streams
 from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST, THROTTLED
 from tests.tools.support import call
-from tests.tools.wild import SCRIPTS, http_poison
+from tests.tools.wild import http_poison, served
 
 STATUS_CODES = {
     302: INVALID_REQUEST,
@@ -49,13 +47,8 @@ STATUS_CODES = {
 @contextmanager
 def _web(*arguments: str) -> Iterator[HttpServer]:
     """The SDK's own server."""
-    command = [sys.executable, str(SCRIPTS / "web.py"), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            yield HttpServer(name="web", url=f"http://127.0.0.1:{int(process.stdout.readline())}/mcp")
-        finally:
-            process.kill()
+    with served("web.py", *arguments) as port:
+        yield HttpServer(name="web", url=f"http://127.0.0.1:{port}/mcp")
 
 
 @asynccontextmanager
@@ -80,8 +73,10 @@ async def _code(client: Client, tool: str, **arguments: Any) -> int:
 
 
 @pytest.mark.parametrize("flags", [(), ("modern",)], ids=["legacy", "modern"])
-def test_an_http_error_says_whether_the_call_was_made_and_costs_no_neighbour(flags: tuple[str, ...]) -> None:
-    async def run(server: HttpServer) -> None:
+async def test_an_http_error_says_whether_the_call_was_made_and_costs_no_neighbour(
+    flags: tuple[str, ...],
+) -> None:
+    with http_poison(*flags) as server:
         async with _client(server) as client:
             neighbour = asyncio.create_task(_say(client, "wait"))
             codes = {status: await _code(client, "status", code=status) for status in STATUS_CODES}
@@ -92,12 +87,9 @@ def test_an_http_error_says_whether_the_call_was_made_and_costs_no_neighbour(fla
             assert await _say(client, "release") == "released"
             assert await neighbour == "waited"
 
-    with http_poison(*flags) as server:
-        asyncio.run(run(server))
 
-
-def test_a_lost_exchange_leaves_the_pool_its_connection() -> None:
-    async def run(server: HttpServer) -> None:
+async def test_a_lost_exchange_leaves_the_pool_its_connection() -> None:
+    with http_poison() as server:
         async with ToolPool([server]) as pool, pool.session() as session, pool.session() as other:
             neighbour = asyncio.create_task(call(other, "wait", server="poison"))
             lost = await call(session, "hang_up", server="poison")
@@ -105,12 +97,9 @@ def test_a_lost_exchange_leaves_the_pool_its_connection() -> None:
             assert (await call(other, "release", server="poison")).content == "released"
             assert (await neighbour).content == "waited"
 
+
+async def test_too_many_calls_wait_as_long_as_the_server_asks_and_open_no_breaker() -> None:
     with http_poison() as server:
-        asyncio.run(run(server))
-
-
-def test_too_many_calls_wait_as_long_as_the_server_asks_and_open_no_breaker() -> None:
-    async def run(server: HttpServer) -> None:
         async with ToolPool([server], ToolsConfig(retry=0)) as pool, pool.session() as session:
             # `busy` may be called by nobody twice: it says nothing of its effects.
             results = await asyncio.gather(
@@ -124,12 +113,9 @@ def test_too_many_calls_wait_as_long_as_the_server_asks_and_open_no_breaker() ->
             (busy,) = metrics.tools
             assert (busy.calls, busy.repeats, busy.failures) == (4, 8, {})
 
+
+async def test_a_wait_past_the_deadline_is_not_begun() -> None:
     with http_poison() as server:
-        asyncio.run(run(server))
-
-
-def test_a_wait_past_the_deadline_is_not_begun() -> None:
-    async def run(server: HttpServer) -> None:
         async with ToolPool([server], ToolsConfig(timeout_s=5.0)) as pool, pool.session() as session:
             for _ in range(FAILURES_TO_OPEN):
                 lost = await call(session, "busy", server="poison", times=999, retry_after="3600")
@@ -139,13 +125,10 @@ def test_a_wait_past_the_deadline_is_not_begun() -> None:
             assert (metrics.breaker, metrics.waited_max_s < 5.0) == (BreakerState.CLOSED, True)
             assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
 
-    with http_poison() as server:
-        asyncio.run(run(server))
-
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refusal_of_our_key_is_said_at_once(status: int) -> None:
-    async def run(server: HttpServer) -> None:
+async def test_a_refusal_of_our_key_is_said_at_once(status: int) -> None:
+    with http_poison() as server:
         async with ToolPool([server]) as pool, pool.session() as session:
             refused = await call(session, "status", server="poison", code=status)
             assert refused.failure is FailureKind.UPSTREAM
@@ -153,12 +136,9 @@ def test_a_refusal_of_our_key_is_said_at_once(status: int) -> None:
             (metrics,) = pool.metrics().servers
             assert (metrics.breaker, metrics.tools[0].repeats) == (BreakerState.CLOSED, 0)
 
+
+async def test_a_half_open_breaker_lets_one_call_try() -> None:
     with http_poison() as server:
-        asyncio.run(run(server))
-
-
-def test_a_half_open_breaker_lets_one_call_try() -> None:
-    async def run(server: HttpServer) -> None:
         async with ToolPool([server], ToolsConfig(retry=0)) as pool, pool.session() as session:
 
             def breaker() -> BreakerState:
@@ -181,52 +161,31 @@ def test_a_half_open_breaker_lets_one_call_try() -> None:
             assert (await trial).content == "waited"
             assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
 
+
+async def test_a_call_past_its_deadline_costs_no_neighbour() -> None:
     with http_poison() as server:
-        asyncio.run(run(server))
-
-
-def test_a_call_past_its_deadline_costs_no_neighbour() -> None:
-    async def run(server: HttpServer) -> None:
         async with ToolPool([replace(server, timeout_s=2.0)]) as pool, pool.session() as session:
             waiting = asyncio.create_task(call(session, "wait", server="poison"))
             while not waiting.done():
                 assert (await call(session, "echo", server="poison", text="fine")).content == "fine"
             assert (await waiting).failure is FailureKind.TIMEOUT
 
+
+async def test_more_calls_than_an_http_client_has_connections_are_all_answered() -> None:
     with http_poison() as server:
-        asyncio.run(run(server))
-
-
-def test_more_calls_than_an_http_client_has_connections_are_all_answered() -> None:
-    async def run(server: HttpServer) -> None:
         async with _client(server) as client:
             waiting = [asyncio.create_task(_say(client, "wait")) for _ in range(150)]
             async with asyncio.timeout(60):
                 assert await _say(client, "release", after=150) == "released"
             assert set(await asyncio.gather(*waiting)) == {"waited"}
 
-    with http_poison() as server:
-        asyncio.run(run(server))
 
-
-def test_a_session_that_the_server_forgot_is_opened_again() -> None:
-    async def run(server: HttpServer) -> None:
-        async with ToolPool([server]) as pool:
-            async with pool.session() as first:
-                assert (await call(first, "forget", server="poison")).failure is None
-            async with pool.session() as second:
-                assert (await call(second, "echo", server="poison", text="back")).content == "back"
-
-    with http_poison() as server:
-        asyncio.run(run(server))
-
-
-def test_a_call_that_was_under_way_when_the_session_was_forgotten_is_still_answered() -> None:
+async def test_a_call_that_was_under_way_when_the_session_was_forgotten_is_still_answered() -> None:
     async def said(pool: ToolPool, tool: str, **arguments: Any) -> str:
         async with pool.session() as session:
             return (await call(session, tool, server="poison", **arguments)).content
 
-    async def run(server: HttpServer) -> str:
+    with http_poison() as server:
         async with ToolPool([server]) as pool:
             waiting = asyncio.create_task(said(pool, "wait"))
             for _ in range(20):  # so that it has arrived
@@ -235,19 +194,13 @@ def test_a_call_that_was_under_way_when_the_session_was_forgotten_is_still_answe
             assert await said(pool, "echo", text="back") == "back"
             assert pool.metrics().restarts == 1
             assert await said(pool, "release", after=1) == "released"
-            return await waiting
-
-    with http_poison() as server:
-        assert asyncio.run(run(server)) == "waited"
+            assert (await waiting) == "waited"
 
 
-def test_a_stream_that_ends_early_is_resumed() -> None:
-    async def run(server: HttpServer) -> None:
+async def test_a_stream_that_ends_early_is_resumed() -> None:
+    with http_poison("sse", "resume") as server:
         async with _client(server) as client:
             assert await _say(client, "echo", text="from the second stream") == "from the second stream"
-
-    with http_poison("sse", "resume") as server:
-        asyncio.run(run(server))
 
 
 def test_headers_of_the_configuration_are_sent_and_a_refusal_shows_no_secret() -> None:
@@ -265,19 +218,16 @@ def test_headers_of_the_configuration_are_sent_and_a_refusal_shows_no_secret() -
         assert "s3cret" not in str(error.value)
 
 
-def test_a_server_on_this_machine_is_reached_without_the_proxy_of_the_environment(
+async def test_a_server_on_this_machine_is_reached_without_the_proxy_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody is there
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
 
-    async def run(server: HttpServer) -> None:
+    with http_poison() as server:
         async with _client(server) as client:
             assert await _say(client, "echo", text="direct") == "direct"
-
-    with http_poison() as server:
-        asyncio.run(run(server))
 
 
 def test_a_server_that_is_down_or_elsewhere_is_a_clear_start_error() -> None:
@@ -298,67 +248,60 @@ def _port(server: HttpServer) -> str:
 
 
 @pytest.mark.parametrize("isolation", ["shared", "episode"])
-def test_calls_wait_for_a_server_that_somebody_restarts(isolation: Isolation) -> None:
-    async def run() -> None:
-        async with AsyncExitStack() as stack:
-            with _web() as server:
-                pool = await stack.enter_async_context(ToolPool([replace(server, isolation=isolation)]))
-                session = await stack.enter_async_context(pool.session())
-                assert (await call(session, "echo", server="web", text="before")).content == "before"
-            # `echo` may not be repeated: these are answered because none was ever sent.
-            early = [asyncio.create_task(call(session, "echo", server="web", text=str(i))) for i in range(20)]
-            async with pool.session() as newcomer:
-                early.append(asyncio.create_task(call(newcomer, "echo", server="web", text="20")))
-                await asyncio.sleep(BACKOFF_FIRST_S * 2 ** (FAILURES_TO_OPEN - 1))  # enough to open a breaker
-                assert not any(task.done() for task in early)
-                assert pool.metrics().servers[0].breaker is BreakerState.CLOSED
-                with _web(_port(server)):
-                    answers = await asyncio.gather(*early)
-                    assert [answer.content for answer in answers] == [str(i) for i in range(21)]
-
-    asyncio.run(run())
+async def test_calls_wait_for_a_server_that_somebody_restarts(isolation: Isolation) -> None:
+    async with AsyncExitStack() as stack:
+        with _web() as server:
+            pool = await stack.enter_async_context(ToolPool([replace(server, isolation=isolation)]))
+            session = await stack.enter_async_context(pool.session())
+            assert (await call(session, "echo", server="web", text="before")).content == "before"
+        # `echo` may not be repeated: these are answered because none was ever sent.
+        early = [asyncio.create_task(call(session, "echo", server="web", text=str(i))) for i in range(20)]
+        async with pool.session() as newcomer:
+            early.append(asyncio.create_task(call(newcomer, "echo", server="web", text="20")))
+            await asyncio.sleep(BACKOFF_FIRST_S * 2 ** (FAILURES_TO_OPEN - 1))  # enough to open a breaker
+            assert not any(task.done() for task in early)
+            assert pool.metrics().servers[0].breaker is BreakerState.CLOSED
+            with _web(_port(server)):
+                answers = await asyncio.gather(*early)
+                assert [answer.content for answer in answers] == [str(i) for i in range(21)]
 
 
 @pytest.mark.parametrize("isolation", ["shared", "episode"])
-def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts(isolation: Isolation) -> None:
-    async def run() -> None:
-        limits = {"web": ServerSection(start_timeout_s=2.0)}
-        async with AsyncExitStack() as stack:
-            with _web() as server:
-                pool = await stack.enter_async_context(
-                    ToolPool([replace(server, isolation=isolation)], ToolsConfig(per_server=limits))
-                )
-            session = await stack.enter_async_context(pool.session())
-            lost = await asyncio.gather(
-                *(call(session, "echo", server="web", text="anyone?") for _ in range(20))
+async def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts(
+    isolation: Isolation,
+) -> None:
+    limits = {"poison": ServerSection(start_timeout_s=2.0)}
+    async with AsyncExitStack() as stack:
+        with http_poison() as server:
+            pool = await stack.enter_async_context(
+                ToolPool([replace(server, isolation=isolation)], ToolsConfig(per_server=limits))
             )
-            assert {result.failure for result in lost} == {FailureKind.CRASHED}  # never sent: no secret
-            assert all("cannot connect" in result.content for result in lost)
-            while pool.metrics().servers[0].breaker is BreakerState.CLOSED:
-                await asyncio.sleep(0.05)
-            refused = await call(session, "echo", server="web", text="anyone?")  # from now on nobody waits
-            assert (refused.failure, refused.latency_s) == (FailureKind.CRASHED, 0.0)
-            assert "the next try is in" in refused.content
+        session = await stack.enter_async_context(pool.session())
+        lost = await asyncio.gather(
+            *(call(session, "echo", server="poison", text="anyone?") for _ in range(20))
+        )
+        assert {result.failure for result in lost} == {FailureKind.CRASHED}  # never sent: no secret
+        assert all("cannot connect" in result.content for result in lost)
+        while pool.metrics().servers[0].breaker is BreakerState.CLOSED:
+            await asyncio.sleep(0.05)
+        refused = await call(session, "echo", server="poison", text="anyone?")  # from now on nobody waits
+        assert (refused.failure, refused.latency_s) == (FailureKind.CRASHED, 0.0)
+        assert "the next try is in" in refused.content
 
-    asyncio.run(run())
 
-
-def test_a_server_that_was_away_and_is_back_with_other_tools_is_refused_where_that_is_asked_for() -> None:
-    async def run() -> None:
-        async with AsyncExitStack() as stack:
-            with _web() as server:
-                config = ToolsConfig(on_catalog_change="refuse")
-                pool = await stack.enter_async_context(ToolPool([server], config))
-                session = await stack.enter_async_context(pool.session())
-            waiting = asyncio.create_task(call(session, "echo", server="web", text="anyone?"))
-            while pool.metrics().servers[0].next_try_s == 0:
-                await asyncio.sleep(0.01)
-            with _web(_port(server), "other"):
-                refused = await waiting
-            assert refused.failure is FailureKind.CRASHED
-            assert "came back with other tools" in refused.content
-
-    asyncio.run(run())
+async def test_a_server_that_is_back_with_other_tools_is_refused_where_that_is_asked_for() -> None:
+    async with AsyncExitStack() as stack:
+        with _web() as server:
+            config = ToolsConfig(on_catalog_change="refuse")
+            pool = await stack.enter_async_context(ToolPool([server], config))
+            session = await stack.enter_async_context(pool.session())
+        waiting = asyncio.create_task(call(session, "echo", server="web", text="anyone?"))
+        while pool.metrics().servers[0].next_try_s == 0:
+            await asyncio.sleep(0.01)
+        with _web(_port(server), "other"):
+            refused = await waiting
+        assert refused.failure is FailureKind.CRASHED
+        assert "came back with other tools" in refused.content
 
 
 @pytest.mark.parametrize("isolation", ["shared", "episode"])

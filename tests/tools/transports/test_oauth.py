@@ -8,7 +8,6 @@ import os
 import re
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +19,10 @@ import pytest
 from mcpagent.errors import UserError
 from mcpagent.tools.servers_config import HttpServer, OAuthClient, load_servers
 from mcpagent.tools.transports.oauth import check_transport, login_url
+from tests.env.world import make_task
+from tests.run.world import dataset, with_id
 from tests.running import Command, mcpagent
-from tests.tools.wild import SCRIPTS
+from tests.tools.wild import served
 
 pytestmark = pytest.mark.system
 
@@ -39,13 +40,8 @@ class Guarded(NamedTuple):
 
 @contextmanager
 def guarded(**env: str) -> Iterator[Guarded]:
-    command = [sys.executable, str(SCRIPTS / "guarded.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **env}) as process:
-        assert process.stdout is not None
-        try:
-            yield Guarded(int(process.stdout.readline()))
-        finally:
-            process.kill()
+    with served("guarded.py", **env) as port:
+        yield Guarded(port)
 
 
 def _file(folder: Path, server: Guarded, **entry: Any) -> Path:
@@ -58,8 +54,12 @@ def _state(folder: Path) -> Path:
     return folder / "state" / "mcpagent" / "logins"
 
 
-def _env(folder: Path, **more: str) -> dict[str, str]:
-    return {"XDG_STATE_HOME": str(folder / "state"), **more}
+def _env(folder: Path) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(folder / "state")}
+
+
+def _run(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return mcpagent(*words, "--servers", folder / "mcp.json", cwd=folder, env=_env(folder))
 
 
 def _login(folder: Path, *options: str) -> tuple[int, str, str]:
@@ -77,25 +77,14 @@ def _login(folder: Path, *options: str) -> tuple[int, str, str]:
     return process.returncode, out, said
 
 
-def _task(number: int, tool: str) -> dict[str, Any]:
-    step = {"step": 1, "server": "shop", "tool": tool, "params": {"key": f"k{number}"}}
-    truth: dict[str, Any] = {"task_id": f"t{number}", "complexity": "simple", "max_turns": 4, "success": {}}
-    truth["tool_sequence"] = [step]
-    return {
-        "data_source": "test",
-        "env_class": "MCPToolEnv",
-        "prompt": [{"role": "system", "content": "Use it."}, {"role": "user", "content": f"Do {number}."}],
-        "reward_spec": {"method": "rule", "ground_truth": truth},
-        "extra_info": {"tools": [f"shop.{tool}"]},
-    }
-
-
 def _rollout(folder: Path, *options: str, tasks: int = 12) -> subprocess.CompletedProcess[str]:
-    data = folder / "tasks.jsonl"
-    data.write_text("".join(json.dumps(_task(n, "add")) + "\n" for n in range(tasks)))
-    command = ["rollout", "--policy", "gold", "--data", data, "--out", folder / "out" / "t.jsonl"]
-    command += ["--servers", folder / "mcp.json", "--set", "rollout.num_envs=4", "--json", *options]
-    return mcpagent(*command, cwd=folder, env=_env(folder))
+    steps = [{"step": 1, "server": "shop", "tool": "add", "params": {"key": f"k{n}"}} for n in range(tasks)]
+    made = [
+        with_id(make_task(tool_sequence=[step], tools=["shop.add"]), step["params"]["key"]) for step in steps
+    ]
+    data = dataset(folder / "tasks.jsonl", made)
+    command = ("rollout", "--policy", "gold", "--data", data, "--out", folder / "out" / "t.jsonl")
+    return _run(folder, *command, "--set", "rollout.num_envs=4", "--json", *options)
 
 
 def test_a_login_with_a_browser_is_kept_for_the_user_alone_and_calls_use_it(tmp_path: Path) -> None:
@@ -107,8 +96,7 @@ def test_a_login_with_a_browser_is_kept_for_the_user_alone_and_calls_use_it(tmp_
         (kept,) = _state(tmp_path).glob("*.json")
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
         assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
-        call = ["tools", "call", "shop.look", '{"key": "a"}', "--servers", tmp_path / "mcp.json"]
-        done = mcpagent(*call, cwd=tmp_path, env=_env(tmp_path))
+        done = _run(tmp_path, "tools", "call", "shop.look", '{"key": "a"}')
         assert done.stdout.strip() == "seen a", done.stderr
         seen = server.seen()
         # PKCE, the resource of RFC 8707 and a loopback redirect were asked for; a public client registered.
@@ -117,8 +105,7 @@ def test_a_login_with_a_browser_is_kept_for_the_user_alone_and_calls_use_it(tmp_
         assert re.search(r"redirect_uri=http%3A%2F%2F127\.0\.0\.1%3A\d+%2Fcallback", said)
         assert "code_challenge_method=S256" in said
         assert not [token for token in seen["issued"] if token in out + said]
-        gone = mcpagent("tools", "logout", "shop", "--servers", tmp_path / "mcp.json", cwd=tmp_path,
-                        env=_env(tmp_path))  # fmt: skip
+        gone = _run(tmp_path, "tools", "logout", "shop")
         assert gone.returncode == 0 and list(_state(tmp_path).glob("*.json")) == []
 
 
@@ -130,11 +117,9 @@ def test_without_a_login_each_command_says_which_one_is_needed(tmp_path: Path) -
         assert done.returncode == 2
         assert json.loads(done.stdout)["error"]["remedy"] == wanted
         assert not (tmp_path / "out" / "t.jsonl").exists()
-        call = mcpagent(
-            "tools", "call", "shop.look", "{}", "--servers", file, cwd=tmp_path, env=_env(tmp_path)
-        )
+        call = _run(tmp_path, "tools", "call", "shop.look", "{}")
         assert call.returncode == 2 and wanted in call.stderr.replace("\n", " ")
-        doctor = mcpagent("doctor", "--servers", file, "--json", cwd=tmp_path, env=_env(tmp_path))
+        doctor = _run(tmp_path, "doctor", "--json")
         (check,) = [c for c in json.loads(doctor.stdout) if c["name"] == "server shop"]
         assert check["status"] == "fail" and wanted in json.dumps(check)
 
@@ -163,11 +148,11 @@ def test_a_token_that_ends_in_mid_run_loses_no_call_repeats_no_effect_and_is_in_
 
 def test_a_token_is_renewed_shortly_before_it_ends_without_a_refused_request(tmp_path: Path) -> None:
     with guarded(LIFE_S="0") as server:  # due from its first second on, though the server still takes it
-        _file(tmp_path, server)
-        assert _login(tmp_path)[0] == 0
+        _file(tmp_path, server, oauth={"scopes": "shop more"})
+        code, _, said = _login(tmp_path)
+        assert code == 0 and "scope=shop+more" in said  # what is asked for goes before what the server says
         before = server.seen()["refused"]
-        call = ["tools", "call", "shop.add", '{"key": "a"}', "--servers", tmp_path / "mcp.json"]
-        done = mcpagent(*call, cwd=tmp_path, env=_env(tmp_path))
+        done = _run(tmp_path, "tools", "call", "shop.add", '{"key": "a"}')
         assert done.returncode == 0, done.stderr
         seen = server.seen()
         assert seen["refused"] == before and seen["refreshes"] > 0 and seen["effects"] == ["a"]
@@ -193,12 +178,6 @@ def test_a_person_who_refuses_leaves_no_login(tmp_path: Path) -> None:
         code, _, said = _login(tmp_path)
         assert code == 2 and ("access_denied" in said or "she said no" in said)
         assert not list(_state(tmp_path).glob("*.json"))
-
-
-def test_a_scope_that_is_asked_for_goes_before_what_the_server_says(tmp_path: Path) -> None:
-    with guarded() as server:
-        _file(tmp_path, server, oauth={"scopes": "shop more"})
-        assert "scope=shop+more" in _login(tmp_path)[2]
 
 
 def test_the_ways_in_which_clients_write_a_login_are_read(tmp_path: Path) -> None:

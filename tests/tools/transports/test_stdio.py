@@ -6,20 +6,15 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolResult
-from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.contract import NONCE_META_KEY
 from mcpagent.tools.pool import PoolSession, ToolPool
-from mcpagent.tools.servers_config import StdioServer
-from tests.tools.support import call, memory_echo, stdio_echo
+from tests.tools.support import call, stdio_echo
 from tests.tools.wild import living, stdio_poison
 
 
@@ -29,49 +24,39 @@ async def _pid(session: PoolSession) -> int:
     return result.structured["result"]
 
 
-def test_a_killed_server_fails_the_call_in_flight_and_answers_the_next() -> None:
-    async def run() -> None:
-        async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
-            lost = asyncio.create_task(call(session, "hang"))
-            # The answer to `pid` was written after `hang` was sent: the server has both.
-            pid = await _pid(session)
-            os.kill(pid, signal.SIGKILL)
-            result = await lost
-            assert result.failure is FailureKind.UNKNOWN_OUTCOME
-            assert result.failure.is_infrastructure
-            async with pool.session() as other:
-                assert (await call(other, "echo", text="back")).content == "back"
-                assert await _pid(other) != pid
-
-    asyncio.run(run())
+async def test_a_killed_server_fails_the_call_in_flight_and_answers_the_next() -> None:
+    async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
+        lost = asyncio.create_task(call(session, "hang"))
+        # The answer to `pid` was written after `hang` was sent: the server has both.
+        pid = await _pid(session)
+        os.kill(pid, signal.SIGKILL)
+        result = await lost
+        assert result.failure is FailureKind.UNKNOWN_OUTCOME
+        assert result.failure.is_infrastructure
+        async with pool.session() as other:
+            assert (await call(other, "echo", text="back")).content == "back"
+            assert await _pid(other) != pid
 
 
-def test_a_server_that_died_between_calls_is_replaced_before_a_call_that_writes() -> None:
-    async def run() -> None:
-        async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
-            pid = await _pid(session)
-            owner = next(task for task in asyncio.all_tasks() if task.get_name() == "run echo")
-            os.kill(pid, signal.SIGKILL)
-            await asyncio.wait({owner}, timeout=10)
-            # Not repeatable, so it succeeds only because it was not sent to the dead server.
-            assert (await call(session, "write_down", note="a")).structured == {"result": ["a"]}
-
-    asyncio.run(run())
+async def test_a_server_that_died_between_calls_is_replaced_before_a_call_that_writes() -> None:
+    async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
+        pid = await _pid(session)
+        owner = next(task for task in asyncio.all_tasks() if task.get_name() == "run echo")
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.wait({owner}, timeout=10)
+        # Not repeatable, so it succeeds only because it was not sent to the dead server.
+        assert (await call(session, "write_down", note="a")).structured == {"result": ["a"]}
 
 
-def test_a_lost_call_is_repeated_only_if_the_tool_only_reads(tmp_path: Path) -> None:
+async def test_a_lost_call_is_repeated_only_if_the_tool_only_reads(tmp_path: Path) -> None:
     marker, ledger = tmp_path / "marker", tmp_path / "ledger"
-
-    async def run() -> None:
-        async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
-            reading = await call(session, "die_once", marker=str(marker))
-            assert (reading.content, reading.failure) == ("alive", None)
-            writing = await call(session, "die_after_writing", ledger=str(ledger))
-            assert writing.failure is FailureKind.UNKNOWN_OUTCOME
-            async with pool.session() as other:
-                assert (await call(other, "echo", text="back")).content == "back"
-
-    asyncio.run(run())
+    async with ToolPool([stdio_echo()]) as pool, pool.session() as session:
+        reading = await call(session, "die_once", marker=str(marker))
+        assert (reading.content, reading.failure) == ("alive", None)
+        writing = await call(session, "die_after_writing", ledger=str(ledger))
+        assert writing.failure is FailureKind.UNKNOWN_OUTCOME
+        async with pool.session() as other:
+            assert (await call(other, "echo", text="back")).content == "back"
     assert ledger.read_text() == "effect\n"
 
 
@@ -84,10 +69,7 @@ def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
         return result
 
     async def run() -> None:
-        async with (
-            ToolPool([stdio_echo()], ToolsConfig(timeout_s=3.0)) as pool,
-            pool.session() as session,
-        ):
+        async with ToolPool([stdio_echo()], ToolsConfig(timeout_s=3.0)) as pool, pool.session() as session:
             hanging = asyncio.create_task(noted("hang", asyncio.create_task(call(session, "hang"))))
             neighbours = [
                 asyncio.create_task(noted("echo", asyncio.create_task(call(session, "echo", text=str(i)))))
@@ -104,131 +86,54 @@ def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
     asyncio.run(run())
 
 
-def test_a_stopped_server_with_a_full_pipe_is_replaced() -> None:
-    async def run() -> None:
-        async with (
-            ToolPool([stdio_echo()], ToolsConfig(timeout_s=2.0)) as pool,
-            pool.session() as session,
-        ):
-            pid = await _pid(session)
-            os.kill(pid, signal.SIGSTOP)
-            # 300 kB do not fit into the pipe: the write itself blocks.
-            stuck = await call(session, "echo", text="x" * 300_000)
-            assert stuck.failure is FailureKind.TIMEOUT
-            assert (await call(session, "echo", text="back")).content == "back"
-            assert await _pid(session) != pid
-
-    asyncio.run(run())
+async def test_a_stopped_server_with_a_full_pipe_is_replaced() -> None:
+    async with ToolPool([stdio_echo()], ToolsConfig(timeout_s=2.0)) as pool, pool.session() as session:
+        pid = await _pid(session)
+        os.kill(pid, signal.SIGSTOP)
+        # 300 kB do not fit into the pipe: the write itself blocks.
+        stuck = await call(session, "echo", text="x" * 300_000)
+        assert stuck.failure is FailureKind.TIMEOUT
+        assert (await call(session, "echo", text="back")).content == "back"
+        assert await _pid(session) != pid
 
 
-def test_noise_on_stderr_and_garbage_on_stdout_cost_nothing(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with ToolPool([stdio_echo()], log_dir=tmp_path) as pool, pool.session() as session:
-            pid = await _pid(session)
-            # Far more than a pipe holds: an unread stderr would block the server.
-            assert (await call(session, "noise", size=300_000)).content == "done"
-            assert (await call(session, "garbage")).content == "done"
-            assert (await call(session, "echo", text="fine")).content == "fine"
-            assert await _pid(session) == pid
-
-    asyncio.run(run())
+async def test_noise_on_stderr_and_garbage_on_stdout_cost_nothing(tmp_path: Path) -> None:
+    async with ToolPool([stdio_echo()], log_dir=tmp_path) as pool, pool.session() as session:
+        pid = await _pid(session)
+        # Far more than a pipe holds: an unread stderr would block the server.
+        assert (await call(session, "noise", size=300_000)).content == "done"
+        assert (await call(session, "garbage")).content == "done"
+        assert (await call(session, "echo", text="fine")).content == "fine"
+        assert await _pid(session) == pid
     assert (tmp_path / "echo.log").stat().st_size >= 300_000
 
 
-def test_a_server_sees_the_variables_that_name_it_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_OF_THE_PARENT", "s3cret")
-
-    async def run() -> None:
-        async with ToolPool([stdio_echo(env={"GIVEN": "yes"})]) as pool, pool.session() as session:
-            assert (await call(session, "variable", name="GIVEN")).content == "yes"
-            assert (await call(session, "variable", name="SECRET_OF_THE_PARENT")).content == "unset"
-
-    asyncio.run(run())
-
-
-def test_a_builtin_process_writes_to_the_ledger_of_the_pool(tmp_path: Path) -> None:
+async def test_a_builtin_process_writes_to_the_ledger_of_the_pool(tmp_path: Path) -> None:
     slack = next(server for server in builtin_servers(transport="stdio") if server.name == "slack")
     ledger = tmp_path / "calls.jsonl"
-
-    async def run() -> ToolResult:
-        async with ToolPool([slack], ledger=ledger) as pool, pool.session() as session:
-            return await call(session, "list_slack_channels", server="slack", limit=1)
-
-    nonce = asyncio.run(run()).meta[NONCE_META_KEY]
+    async with ToolPool([slack], ledger=ledger) as pool, pool.session() as session:
+        outcome = await call(session, "list_slack_channels", server="slack", limit=1)
+    nonce = outcome.meta[NONCE_META_KEY]
     assert [json.loads(line)["nonce"] for line in ledger.read_text().splitlines()] == [nonce]
 
 
-def test_a_server_is_asked_once_whether_it_speaks_the_newest_protocol() -> None:
-    async def run() -> list[str]:
-        server = stdio_poison()
-        pool = ToolPool([server, replace(server, name="own", isolation="episode")])
-        async with pool, pool.session() as session:
-            return [(await call(session, "probes", server=name)).content for name in ("poison", "own")]
-
+async def test_a_server_is_asked_once_whether_it_speaks_the_newest_protocol() -> None:
     # The instance of the session is not the one that the pool started with.
-    assert asyncio.run(run()) == ["1", "0"]
+    server = stdio_poison()
+    pool = ToolPool([server, replace(server, name="own", isolation="episode")])
+    async with pool, pool.session() as session:
+        assert [(await call(session, "probes", server=name)).content for name in ("poison", "own")] == [
+            "1",
+            "0",
+        ]
 
 
-def test_an_isolated_process_lives_as_long_as_its_session() -> None:
-    async def run() -> None:
-        async with ToolPool([stdio_echo(isolation="episode")]) as pool:
-            async with pool.session() as left, pool.session() as right:
-                pids = [await _pid(left), await _pid(right)]
-                assert await _pid(left) == pids[0] != pids[1]
-                await call(left, "write_down", note="mine")
-                notes = await call(right, "write_down", note="theirs")
-                assert notes.structured == {"result": ["theirs"]}
-            assert living(pids) == set()
-
-    asyncio.run(run())
-
-
-def test_closing_the_pool_ends_every_process_and_task() -> None:
-    async def run() -> int:
-        async with ToolPool([stdio_echo(), memory_echo("other")]) as pool:
-            session = pool.session()
-            pid = await _pid(session)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return pid
-
-    assert living([asyncio.run(run())]) == set()
-
-
-def test_an_interrupted_start_leaves_no_process(tmp_path: Path) -> None:
-    fifo = tmp_path / "pid"
-    os.mkfifo(fifo)
-    script = f"import os, time; open({str(fifo)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    silent = StdioServer(name="silent", command=sys.executable, args=("-c", script))
-
-    async def run() -> int:
-        entering = asyncio.create_task(ToolPool([silent]).__aenter__())
-        pid = int(await asyncio.to_thread(fifo.read_text))  # blocks until the server runs
-        entering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await entering
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return pid
-
-    assert living([asyncio.run(run())]) == set()
-
-
-@pytest.mark.parametrize(
-    ("server", "message"),
-    [
-        (StdioServer(name="bad", command="no-such-command-at-all"), "no such command"),
-        (
-            StdioServer(
-                name="bad", command=sys.executable, args=("-c", "import sys; sys.exit('API key missing')")
-            ),
-            "API key missing",
-        ),
-    ],
-)
-def test_a_server_that_does_not_start_is_named_with_its_last_words(server: StdioServer, message: str) -> None:
-    async def run() -> None:
-        async with ToolPool([memory_echo(), server]):
-            pass
-
-    with pytest.raises(UserError, match=message) as error:
-        asyncio.run(run())
-    assert "'bad' did not start" in error.value.message
+async def test_an_isolated_process_lives_as_long_as_its_session() -> None:
+    async with ToolPool([stdio_echo(isolation="episode")]) as pool:
+        async with pool.session() as left, pool.session() as right:
+            pids = [await _pid(left), await _pid(right)]
+            assert await _pid(left) == pids[0] != pids[1]
+            await call(left, "write_down", note="mine")
+            notes = await call(right, "write_down", note="theirs")
+            assert notes.structured == {"result": ["theirs"]}
+        assert living(pids) == set()
