@@ -53,11 +53,7 @@ GOOD_CALLS: dict[str, dict[str, dict[str, Any]]] = {
         "get_slack_channel_history": {"channel_id": CHANNEL.id},
         "list_slack_users": {},
         "get_slack_thread_replies": {"channel_id": CHANNEL.id, "thread_ts": CHANNEL.message.ts},
-        "add_slack_reaction": {
-            "channel_id": CHANNEL.id,
-            "timestamp": CHANNEL.message.ts,
-            "reaction": "eyes",
-        },
+        "add_slack_reaction": {"channel_id": CHANNEL.id, "timestamp": CHANNEL.message.ts, "reaction": "eyes"},
         "slack_auth_test": {},
         "get_slack_workspace_changes": {},
     },

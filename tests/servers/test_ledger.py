@@ -19,19 +19,17 @@ def entries(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in read_lines(path)]
 
 
-def test_the_main_ledger_holds_the_models_calls_and_the_sibling_the_environments(tmp_path: Path) -> None:
+async def test_the_main_ledger_holds_the_models_calls_and_the_sibling_the_environments(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "calls.jsonl"
     purposes = [None, "episode", "setup", "grade", "synth"]
-
-    async def work(client: Client) -> list[str]:
-        nonces: list[str] = []
+    nonces: list[str] = []
+    async with Client(build_server("slack", ledger=path)) as client:
         for purpose in purposes:
             meta: Any = None if purpose is None else {PURPOSE_META_KEY: purpose}
             result = await client.call_tool("slack_auth_test", {}, meta=meta)
             nonces.append(nonce_of(result))
-        return nonces
-
-    nonces = with_client(build_server("slack", ledger=path), work)
     assert len(set(nonces)) == len(purposes)
     main, environment = entries(path), entries(tmp_path / "calls.jsonl.env")
     assert [(e["nonce"], e["purpose"]) for e in main] == [(n, "episode") for n in nonces[:2]]
@@ -41,7 +39,7 @@ def test_the_main_ledger_holds_the_models_calls_and_the_sibling_the_environments
     assert (main[0]["server"], main[0]["tool"]) == ("slack", "slack_auth_test")
 
 
-def test_every_call_that_reached_the_server_has_one_line_whatever_became_of_it(tmp_path: Path) -> None:
+async def test_every_call_that_reached_the_server_has_one_line_whatever_became_of_it(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     calls = [
         ("fmp_get_quote", {"symbol": COMPANY.ticker}),
@@ -50,11 +48,8 @@ def test_every_call_that_reached_the_server_has_one_line_whatever_became_of_it(t
         ("fmp_get_quote", {"symbol": [1]}),
         ("no_such_tool", {}),
     ]
-
-    async def work(client: Client) -> list[str]:
-        return [nonce_of(await client.call_tool(tool, arguments)) for tool, arguments in calls]
-
-    nonces = with_client(build_server("fmp", ledger=path), work)
+    async with Client(build_server("fmp", ledger=path)) as client:
+        nonces = [nonce_of(await client.call_tool(tool, arguments)) for tool, arguments in calls]
     assert [(e["tool"], e["nonce"]) for e in entries(path)] == [
         (tool, nonce) for (tool, _), nonce in zip(calls, nonces, strict=True)
     ]
@@ -75,11 +70,10 @@ def test_a_ledger_in_a_missing_folder_is_a_user_error(tmp_path: Path) -> None:
     assert raised.value.remedy == f"mkdir -p {tmp_path / 'absent'}"
 
 
-def test_a_ledger_that_cannot_be_written_is_a_protocol_error_not_the_models_fault(tmp_path: Path) -> None:
+async def test_a_ledger_that_cannot_be_written_is_a_protocol_error_not_the_models_fault(
+    tmp_path: Path,
+) -> None:
     server = build_server("slack", ledger=tmp_path)  # a folder cannot be appended to
-
-    async def work(client: Client) -> None:
+    async with Client(server) as client:
         with pytest.raises(MCPError, match="the call ledger cannot be written"):
             await client.call_tool("get_slack_channel_history", {"channel_id": CHANNEL.id})
-
-    with_client(server, work)

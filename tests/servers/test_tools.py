@@ -86,11 +86,12 @@ def shape(value: object) -> str:
 
 
 @pytest.mark.parametrize("server", BUILTIN_NAMES)
-def test_every_tool_answers_with_structured_content_that_fits_its_advertised_schema(server: str) -> None:
-    tools = list_tools(server)
-    assert set(tools) == set(GOOD_CALLS[server])
-
-    async def work(client: Client) -> None:
+async def test_every_tool_answers_with_structured_content_that_fits_its_advertised_schema(
+    server: str,
+) -> None:
+    async with Client(build_server(server)) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert set(tools) == set(GOOD_CALLS[server])
         for name, arguments in GOOD_CALLS[server].items():
             schema = tools[name].output_schema
             assert schema is not None
@@ -99,8 +100,6 @@ def test_every_tool_answers_with_structured_content_that_fits_its_advertised_sch
             jsonschema.validate(result.structured_content, schema)
             assert text_of(result) == json.dumps(result.structured_content, ensure_ascii=False)
             assert shape(result.structured_content) == FIELDS[name]
-
-    with_client(build_server(server), work)
 
 
 @pytest.mark.parametrize("server", BUILTIN_NAMES)
@@ -195,17 +194,14 @@ def test_weekly_bars_open_with_the_first_day_and_close_with_the_last() -> None:
 
 
 @pytest.mark.parametrize(("limit", "pages"), [(150, 3), (200, 2), (1000, 1)])
-def test_cursors_visit_every_item_once(limit: int, pages: int) -> None:
-    async def work(client: Client) -> list[list[str]]:
+async def test_cursors_visit_every_item_once(limit: int, pages: int) -> None:
+    async with Client(build_server("slack")) as client:
         seen: list[list[str]] = []
         cursor = ""
         while not seen or cursor:
             page = await client.call_tool("list_slack_channels", {"limit": limit, "cursor": cursor})
             seen.append([c["id"] for c in page.structured_content["channels"]])
             cursor = page.structured_content["next_cursor"]
-        return seen
-
-    seen = with_client(build_server("slack"), work)
     assert len(seen) == pages
     assert [i for page in seen for i in page] == [c.id for c in build().channels]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import jsonschema
 import pytest
 from mcp import Client
 from mcp.types import CallToolResult, Tool
 
 from mcpagent.servers.names import UpstreamKind
 from mcpagent.servers.registry import build_server
-from tests.servers.calls import GOOD_CALLS, call, text_of, with_client
+from tests.servers.calls import text_of, with_client
 from tests.servers.live.service import Asked, ReplayService, Reply, shape
 from tests.servers.live.world import live_call, skip_unless_real
 from tests.servers.test_tools import FIELDS
@@ -19,6 +18,16 @@ from tests.servers.test_tools import shape as fields_of
 
 SERVERS = ("polygon", "fmp", "tavily", "slack")
 DAYS = {"start_date": "2025-11-12", "end_date": "2025-11-18"}
+
+
+def _article(title: str, number: int, published: str) -> dict[str, str]:
+    return {"title": title, "url": f"https://wire.example/{number}", "published": published}
+
+
+def _page(number: int) -> dict[str, str]:
+    about = f"Passage {number} about pumps."
+    return {"title": f"Pumps {number}", "url": f"https://pages.example/{number}", "content": about}
+
 
 # By tool: its arguments, the request that they become, and the result as read off the shapes by hand.
 CASES: dict[str, dict[str, tuple[dict[str, Any], str, dict[str, str], dict[str, Any]]]] = {
@@ -42,21 +51,9 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], str, dict[str, str], dict[str, 
             {"ticker": "EXMP", "order": "desc", "limit": "3"},
             {
                 "articles": [
-                    {
-                        "title": "Example Works opens a plant",
-                        "url": "https://wire.example/1",
-                        "published": "2025-11-18",
-                    },
-                    {
-                        "title": "Example Works names a chief",
-                        "url": "https://wire.example/2",
-                        "published": "2025-11-17",
-                    },
-                    {
-                        "title": "Example Works buys a supplier",
-                        "url": "https://wire.example/3",
-                        "published": "2025-11-10",
-                    },
+                    _article("Example Works opens a plant", 1, "2025-11-18"),
+                    _article("Example Works names a chief", 2, "2025-11-17"),
+                    _article("Example Works buys a supplier", 3, "2025-11-10"),
                 ]
             },
         ),
@@ -155,15 +152,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], str, dict[str, str], dict[str, 
             {"symbol": "EXMP", "limit": 1},
             "GET /news/stock",
             {"symbols": "EXMP", "limit": "1"},
-            {
-                "articles": [
-                    {
-                        "title": "Example Works, part 2",
-                        "url": "https://wire.example/2",
-                        "published": "2025-11-18",
-                    }
-                ]
-            },
+            {"articles": [_article("Example Works, part 2", 2, "2025-11-18")]},
         ),
         "fmp_get_change_percent": (
             {"symbol": "EXMP"},
@@ -183,10 +172,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], str, dict[str, str], dict[str, 
             {"symbol": "EXMP", "from": "2025-11-12", "to": "2025-11-18"},
             {
                 "symbol": "EXMP",
-                "prices": [
-                    {"date": "2025-11-17", "close": 228.01},
-                    {"date": "2025-11-18", "close": 232.8},
-                ],
+                "prices": [{"date": "2025-11-17", "close": 228.01}, {"date": "2025-11-18", "close": 232.8}],
             },
         ),
         "fmp_search_name": (
@@ -201,20 +187,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], str, dict[str, str], dict[str, 
             {"query": "pumps", "max_results": 2},
             "POST /search",
             {"query": "pumps", "max_results": "2"},
-            {
-                "results": [
-                    {
-                        "title": "Pumps 1",
-                        "url": "https://pages.example/1",
-                        "content": "Passage 1 about pumps.",
-                    },
-                    {
-                        "title": "Pumps 2",
-                        "url": "https://pages.example/2",
-                        "content": "Passage 2 about pumps.",
-                    },
-                ]
-            },
+            {"results": [_page(1), _page(2)]},
         ),
         "tavily_extract": (
             {"url": " https://pages.example/1 "},
@@ -311,6 +284,8 @@ def test_a_tool_asks_as_documented_and_curates_the_documented_answer(
     result = live_call(server, tool, **arguments)
     assert not result.is_error, text_of(result)
     assert result.structured_content == expected
+    # As embedded; a session that wrote nothing has no fields below its lists.
+    assert tool == "get_slack_workspace_changes" or fields_of(expected) == FIELDS[tool]
     made = [(f"{a.method} {a.path.removeprefix(f'/{server}')}", said(a)) for a in replay.asked]
     assert not request or (request, parameters) in made
     assert all(asked.has_key for asked in replay.asked)
@@ -318,8 +293,7 @@ def test_a_tool_asks_as_documented_and_curates_the_documented_answer(
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_live_and_embedded_tools_have_the_same_schemas_and_differ_in_the_open_world_alone(
-    server: str,
-    replay: ReplayService,
+    server: str, replay: ReplayService
 ) -> None:
     live, embedded = listed(server, UpstreamKind.LIVE), listed(server, UpstreamKind.EMBEDDED)
     assert list(live) == list(embedded) == list(CASES[server])
@@ -327,19 +301,6 @@ def test_live_and_embedded_tools_have_the_same_schemas_and_differ_in_the_open_wo
         assert tool.annotations and tool.annotations.open_world_hint is True
         closed = tool.annotations.model_copy(update={"open_world_hint": False})
         assert tool.model_copy(update={"annotations": closed}) == embedded[name]
-
-
-@pytest.mark.parametrize(("server", "tool"), [t for t in TOOLS if t[1] != "get_slack_workspace_changes"])
-def test_a_tool_answers_with_the_same_fields_live_and_embedded(
-    server: str, tool: str, replay: ReplayService
-) -> None:
-    if tool == "tavily_qna_search":
-        replay.answer("/tavily/search", Reply(body=shape("tavily/answer")))
-    live = live_call(server, tool, **CASES[server][tool][0]).structured_content
-    embedded = call(server, tool, **GOOD_CALLS[server][tool]).structured_content
-    for answer in (live, embedded):
-        jsonschema.validate(answer, listed(server, UpstreamKind.EMBEDDED)[tool].output_schema or {})
-        assert fields_of(answer) == FIELDS[tool]
 
 
 REAL_CALLS: dict[str, dict[str, Any]] = {
@@ -360,15 +321,9 @@ REAL_CALLS: dict[str, dict[str, Any]] = {
     },
     **{
         f"fmp_get_{name}": {"symbol": "AAPL"}
-        for name in (
-            "quote",
-            "company_profile",
-            "income_statement",
-            "stock_news",
-            "change_percent",
-            "previous_close",
-        )
+        for name in ("quote", "company_profile", "income_statement", "stock_news", "change_percent")
     },
+    "fmp_get_previous_close": {"symbol": "AAPL"},
     "polygon_get_market_status": {},
     "fmp_get_market_gainers": {},
     "fmp_get_market_losers": {},
@@ -388,11 +343,7 @@ def test_pages_follow_the_cursor_and_the_key_stays_with_the_configured_host(repl
     """The `next_url` of the shapes names another host, and carries a key as some proxies do."""
     result = live_call("polygon", "polygon_get_aggs", ticker="EXMP", **DAYS)
     assert [bar["date"] for bar in content(result)["bars"]] == [
-        "2025-11-12",
-        "2025-11-13",
-        "2025-11-14",
-        "2025-11-17",
-        "2025-11-18",
+        f"2025-11-{day}" for day in (12, 13, 14, 17, 18)
     ]
     first, second = replay.asked
     assert second.path == "/polygon/v2/aggs/ticker/EXMP/range/1/day/1763355600000/2025-11-18"
@@ -428,15 +379,13 @@ def test_history_is_collected_over_pages(replay: ReplayService) -> None:
     assert [a.query["limit"] for a in replay.asked] == ["3", "2"]
 
 
-def test_what_a_session_sent_is_what_it_changed(replay: ReplayService) -> None:
-    async def work(client: Client) -> Any:
+async def test_what_a_session_sent_is_what_it_changed(replay: ReplayService) -> None:
+    async with Client(build_server("slack", upstream=UpstreamKind.LIVE)) as client:
         await client.call_tool("send_slack_message", {"channel": "general", "message": "hello"})
         reaction = {"channel_id": "general", "timestamp": "1763497800.000100", "reaction": "eyes"}
         await client.call_tool("add_slack_reaction", reaction)
         await client.call_tool("send_slack_message", {"channel": "random", "message": "not allowed"})
-        return (await client.call_tool("get_slack_workspace_changes", {})).structured_content
-
-    changes = with_client(build_server("slack", upstream=UpstreamKind.LIVE), work)
+        changes = (await client.call_tool("get_slack_workspace_changes", {})).structured_content
     assert changes == {
         "messages": [{"channel": "C012AB3CD", "text": "hello", "ts": "1763497820.000100"}],
         "reactions": [{"channel": "C012AB3CD", "ts": "1763497800.000100", "name": "eyes"}],

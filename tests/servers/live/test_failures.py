@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -42,6 +43,18 @@ def requests(replay: ReplayService, path: str) -> int:
     return sum(asked.path == path for asked in replay.asked)
 
 
+def polygon_says(code: int, /, **body: str) -> Reply:
+    return Reply(status=code, body={"request_id": "r", **body})
+
+
+def fmp_says(text: str, *, status: int = 200) -> Reply:
+    return Reply(status=status, body={"Error Message": text})
+
+
+def tavily_says(status: int, text: str) -> Reply:
+    return Reply(status=status, body={"detail": {"error": text}})
+
+
 def slack_says(error: str, **more: Any) -> Reply:
     return Reply(body={"ok": False, "error": error, **more})
 
@@ -51,9 +64,7 @@ def slack_says(error: str, **more: Any) -> Reply:
     [
         (
             "/polygon/v3/reference/tickers/NOSUCH",
-            Reply(
-                status=404, body={"status": "NOT_FOUND", "request_id": "r", "message": "Ticker not found."}
-            ),
+            polygon_says(404, status="NOT_FOUND", message="Ticker not found."),
             "polygon_get_ticker_details",
             {"ticker": "nosuch"},
             "Unknown symbol nosuch.",
@@ -67,7 +78,7 @@ def slack_says(error: str, **more: Any) -> Reply:
         ),
         (
             "/polygon/v3/reference/tickers",
-            Reply(status=400, body={"status": "ERROR", "request_id": "r", "error": "Invalid cursor"}),
+            polygon_says(400, status="ERROR", error="Invalid cursor"),
             "polygon_search_tickers",
             {"cursor": "x"},
             "Unknown cursor x.",
@@ -88,7 +99,7 @@ def slack_says(error: str, **more: Any) -> Reply:
         ),
         (
             SEARCH,
-            Reply(status=400, body={"detail": {"error": "Query is too long."}}),
+            tavily_says(400, "Query is too long."),
             "tavily_search",
             {"query": "x" * 500},
             "Query is too long.",
@@ -96,7 +107,6 @@ def slack_says(error: str, **more: Any) -> Reply:
         (
             SEARCH,
             Reply(body=shape("tavily/search")),
-            *A_CALL[SEARCH][:0],
             "tavily_qna_search",
             {"query": "?"},
             "No page answers this query.",
@@ -154,59 +164,43 @@ def test_text_that_utf_8_does_not_have_breaks_nothing(
     [
         (
             TRADE,
-            Reply(status=401, body={"status": "ERROR", "request_id": "r", "error": "Unknown API Key"}),
+            polygon_says(401, status="ERROR", error="Unknown API Key"),
             ("refused the key in MASSIVE_API_KEY (401)", "Unknown API Key"),
         ),
         (
             TRADE,
-            Reply(
-                status=403,
-                body={
-                    "status": "NOT_AUTHORIZED",
-                    "request_id": "r",
-                    "message": "You are not entitled to this data.",
-                },
-            ),
+            polygon_says(403, status="NOT_AUTHORIZED", message="You are not entitled to this data."),
             ("refused the key in MASSIVE_API_KEY (403)", "not entitled"),
         ),
         (
             QUOTE,
-            Reply(status=401, body={"Error Message": "Invalid API KEY."}),
+            fmp_says("Invalid API KEY.", status=401),
             ("refused the key in FMP_API_KEY (401)", "Invalid API KEY"),
         ),
         (
             QUOTE,
-            Reply(status=402, body={"Error Message": "Special Endpoint: not in your subscription."}),
+            fmp_says("Special Endpoint: not in your subscription.", status=402),
             ("refused the key in FMP_API_KEY (402)", "Special Endpoint"),
         ),
         (
             QUOTE,
-            Reply(
-                status=403,
-                body={"Error Message": "Legacy Endpoint : only for users from before August 31, 2025."},
-            ),
+            fmp_says("Legacy Endpoint : only for users from before August 31, 2025.", status=403),
             ("(403)", "Legacy Endpoint", "MCPAGENT_FMP_BASE_URL must be the address of the stable API"),
         ),
-        (
-            QUOTE,
-            Reply(body={"Error Message": "Something is wrong."}),
-            ("answered with an error: Something is wrong.",),
-        ),
+        (QUOTE, fmp_says("Something is wrong."), ("answered with an error: Something is wrong.",)),
         (
             SEARCH,
-            Reply(status=401, body={"detail": {"error": "Unauthorized: missing or invalid API key."}}),
+            tavily_says(401, "Unauthorized: missing or invalid API key."),
             ("refused the key in TAVILY_API_KEY (401)", "invalid API key"),
         ),
         (
             SEARCH,
-            Reply(
-                status=432, body={"detail": {"error": "This request exceeds your plan's set usage limit."}}
-            ),
+            tavily_says(432, "This request exceeds your plan's set usage limit."),
             ("the plan's limit is reached (432)", "usage limit"),
         ),
         (
             SEARCH,
-            Reply(status=433, body={"detail": {"error": "This request exceeds the pay-as-you-go limit."}}),
+            tavily_says(433, "This request exceeds the pay-as-you-go limit."),
             ("the pay-as-you-go limit is reached (433)",),
         ),
         (
@@ -260,8 +254,7 @@ PASSING = {
 }
 
 
-@pytest.mark.parametrize("path", READS)
-@pytest.mark.parametrize("kind", PASSING)
+@pytest.mark.parametrize(("kind", "path"), [*zip(PASSING, cycle(READS), strict=False)])
 def test_a_failure_that_passes_costs_one_more_request_and_nothing_else(
     kind: str, path: str, replay: ReplayService
 ) -> None:
@@ -272,8 +265,7 @@ def test_a_failure_that_passes_costs_one_more_request_and_nothing_else(
     assert requests(replay, path) == 2
 
 
-@pytest.mark.parametrize("path", READS)
-@pytest.mark.parametrize("kind", ["503", "malformed"])
+@pytest.mark.parametrize(("kind", "path"), [*zip(["503", "malformed"] * 2, READS, strict=True)])
 def test_a_failure_that_stays_is_given_up_after_the_last_attempt(
     kind: str, path: str, replay: ReplayService
 ) -> None:
@@ -288,11 +280,9 @@ def test_retry_after_takes_the_place_of_the_own_pause(path: str, replay: ReplayS
     """Own pauses of up to 8 s do not fit into the deadline: only the 0 s that the service asks for do."""
     replay.answer(
         path,
-        Reply(status=429, body={"ok": False, "error": "ratelimited"}, headers={"Retry-After": "0"}),
-        Reply(
-            status=429,
-            body={"ok": False, "error": "ratelimited"},
-            headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"},
+        *(
+            Reply(status=429, body={"ok": False, "error": "ratelimited"}, headers={"Retry-After": after})
+            for after in ("0", "Wed, 21 Oct 2015 07:28:00 GMT")
         ),
     )
     tool, arguments = A_CALL[path]
@@ -310,8 +300,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun(path: str, replay: ReplayServic
     assert requests(replay, path) == 1
 
 
-@pytest.mark.parametrize("path", READS)
-@pytest.mark.parametrize("sent_bytes", [0, 5])
+@pytest.mark.parametrize(("sent_bytes", "path"), [*zip([0, 5] * 2, READS, strict=True)])
 def test_a_body_that_never_ends_is_given_up_at_the_deadline(
     sent_bytes: int, path: str, replay: ReplayService
 ) -> None:
@@ -350,7 +339,7 @@ def test_a_message_that_the_rate_limit_refused_is_sent_again(replay: ReplayServi
 
 
 @pytest.mark.parametrize("path", READS)
-def test_the_clients_of_a_server_share_its_rate(path: str, replay: ReplayService) -> None:
+async def test_the_clients_of_a_server_share_its_rate(path: str, replay: ReplayService) -> None:
     server = impatient(server_of(path), rate=Rate(2, 3600), deadline_s=1.0)
     tool, arguments = A_CALL[path]
 
@@ -361,10 +350,8 @@ def test_the_clients_of_a_server_share_its_rate(path: str, replay: ReplayService
             except MCPError as error:
                 return error.error.message
 
-    async def main() -> list[str]:
-        return await asyncio.gather(*(one() for _ in range(4)))
-
-    refused = [text for text in asyncio.run(main()) if "its rate here is 2 calls in 3600 s" in text]
+    outcome = await asyncio.gather(*(one() for _ in range(4)))
+    refused = [text for text in outcome if "its rate here is 2 calls in 3600 s" in text]
     assert len(refused) == 2 and all("no answer within 1 s" in text for text in refused)
     assert requests(replay, path) == 2
 

@@ -315,26 +315,23 @@ def test_what_the_code_writes_into_the_report_is_at_most_its_own_answer(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_episodes_share_neither_results_nor_files_nor_names(kind: SandboxKind) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            one, two = await clients(stack, kind, 2)
-            await one.call_tool("store_execution_result", {"key": "k", "value": "secret-of-one"})
-            await execute(one, "leftover = 'secret-of-one'\nopen('leftover', 'w').write(leftover)")
-            for client in (one, two):
-                assert (await execute(client, "leftover")).is_error
-                assert (await execute(client, "open('leftover').read()")).is_error
-            assert await result_of(two, "stored") == {}
-            assert await result_of(one, "stored['k'] = 'changed'\nstored") == {"k": "changed"}
-            assert await result_of(one, "stored") == {"k": "secret-of-one"}
-            context = await two.call_tool("get_execution_context", {})
-            assert context.structured_content["stored"] == {}
-
-    asyncio.run(main())
+async def test_episodes_share_neither_results_nor_files_nor_names(kind: SandboxKind) -> None:
+    async with AsyncExitStack() as stack:
+        one, two = await clients(stack, kind, 2)
+        await one.call_tool("store_execution_result", {"key": "k", "value": "secret-of-one"})
+        await execute(one, "leftover = 'secret-of-one'\nopen('leftover', 'w').write(leftover)")
+        for client in (one, two):
+            assert (await execute(client, "leftover")).is_error
+            assert (await execute(client, "open('leftover').read()")).is_error
+        assert await result_of(two, "stored") == {}
+        assert await result_of(one, "stored['k'] = 'changed'\nstored") == {"k": "changed"}
+        assert await result_of(one, "stored") == {"k": "secret-of-one"}
+        context = await two.call_tool("get_execution_context", {})
+        assert context.structured_content["stored"] == {}
 
 
 @pytest.mark.parametrize("kind", FULL_PYTHON)
-def test_an_episode_cannot_signal_another(kind: SandboxKind) -> None:
+async def test_an_episode_cannot_signal_another(kind: SandboxKind) -> None:
     kill_all = (
         "import os\nkilled = []\n"
         "for pid in [-1, *range(2, 4_000)]:\n"
@@ -344,12 +341,8 @@ def test_an_episode_cannot_signal_another(kind: SandboxKind) -> None:
         "    except PermissionError: pass\n"
         "killed"
     )
-
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            one, two = await clients(stack, kind, 2)
-            sleeper = asyncio.create_task(result_of(one, "import time\ntime.sleep(1)\n'alive'"))
-            assert await result_of(two, kill_all) == []
-            assert await sleeper == "alive"
-
-    asyncio.run(main())
+    async with AsyncExitStack() as stack:
+        one, two = await clients(stack, kind, 2)
+        sleeper = asyncio.create_task(result_of(one, "import time\ntime.sleep(1)\n'alive'"))
+        assert await result_of(two, kill_all) == []
+        assert await sleeper == "alive"

@@ -149,66 +149,53 @@ def test_ordinary_python_works(kind: SandboxKind, code: str, result: Any) -> Non
 
 
 @pytest.mark.parametrize("kind", FULL_PYTHON)
-def test_the_order_of_a_set_is_the_same_in_every_call(kind: SandboxKind) -> None:
-    async def main() -> None:
-        async with Client(server_of(kind)) as client:
-            first, second = [await result_of(client, "list({'a', 'b', 'c', 'd', 'e', 'f'})") for _ in "12"]
-            assert first == second
-
-    asyncio.run(main())
+async def test_the_order_of_a_set_is_the_same_in_every_call(kind: SandboxKind) -> None:
+    async with Client(server_of(kind)) as client:
+        first, second = [await result_of(client, "list({'a', 'b', 'c', 'd', 'e', 'f'})") for _ in "12"]
+        assert first == second
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_forty_calls_that_sleep_delay_no_other(kind: SandboxKind) -> None:
-    async def main() -> None:
-        sandbox = sandbox_of(kind)
-        sleeps = f"import time\ntime.sleep({LIMITS.wall_s * 0.6})"
-        begun_s = time.monotonic()
-        sleepers = [asyncio.create_task(sandbox.run(sleeps, {})) for _ in range(40)]
-        await asyncio.sleep(0)
-        assert (await sandbox.run("1 + 1", {})).value == 2
-        taken_s = time.monotonic() - begun_s
-        await asyncio.gather(*sleepers)
-        # Forty starts on a busy machine, but no wave of sleepers after another: each would take 1.8 s.
-        assert taken_s < time.monotonic() - begun_s
-
-    asyncio.run(main())
+async def test_forty_calls_that_sleep_delay_no_other(kind: SandboxKind) -> None:
+    sandbox = sandbox_of(kind)
+    sleeps = f"import time\ntime.sleep({LIMITS.wall_s * 0.6})"
+    begun_s = time.monotonic()
+    sleepers = [asyncio.create_task(sandbox.run(sleeps, {})) for _ in range(40)]
+    await asyncio.sleep(0)
+    assert (await sandbox.run("1 + 1", {})).value == 2
+    taken_s = time.monotonic() - begun_s
+    await asyncio.gather(*sleepers)
+    # Forty starts on a busy machine, but no wave of sleepers after another: each would take 1.8 s.
+    assert taken_s < time.monotonic() - begun_s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_32_calls_at_once_the_last_have_their_whole_time(kind: SandboxKind) -> None:
+async def test_of_32_calls_at_once_the_last_have_their_whole_time(kind: SandboxKind) -> None:
     """More calls that sleep until they are stopped than can run at once, then some that would be stopped
     themselves if waiting for their turn used up their time."""
     sleepers = AT_ONCE + 4
-
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            episodes = await clients(stack, kind, max(32, sleepers + 4))
-            forever = f"import time\nfor _ in range(100): time.sleep({LIMITS.wall_s})"
-            slow = [asyncio.create_task(execute(client, forever)) for client in episodes[:sleepers]]
-            quick = [asyncio.create_task(result_of(client, "'done'")) for client in episodes[sleepers:]]
-            assert await asyncio.gather(*quick) == ["done"] * len(quick)
-            assert all(done.is_error for done in await asyncio.gather(*slow))
-
-    asyncio.run(main())
+    async with AsyncExitStack() as stack:
+        episodes = await clients(stack, kind, max(32, sleepers + 4))
+        forever = f"import time\nfor _ in range(100): time.sleep({LIMITS.wall_s})"
+        slow = [asyncio.create_task(execute(client, forever)) for client in episodes[:sleepers]]
+        quick = [asyncio.create_task(result_of(client, "'done'")) for client in episodes[sleepers:]]
+        assert await asyncio.gather(*quick) == ["done"] * len(quick)
+        assert all(done.is_error for done in await asyncio.gather(*slow))
 
 
 @pytest.mark.parametrize("kind", FULL_PYTHON)
-def test_the_process_of_a_cancelled_call_is_killed(kind: SandboxKind) -> None:
-    async def main() -> None:
-        before = children()  # of other tests, which share this process
-        call = asyncio.create_task(sandbox_of(kind).run("import time\ntime.sleep(60)", {}))
-        async with asyncio.timeout(20):
-            while not (below := [child for child in children() if child not in before]):
-                await asyncio.sleep(0.001)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        # Much sooner than at its own limit.
-        _, left = psutil.wait_procs(below, timeout=LIMITS.wall_s / 2)
-        assert [process for process in left if not _is_dead_child_of_init(process)] == []
-
-    asyncio.run(main())
+async def test_the_process_of_a_cancelled_call_is_killed(kind: SandboxKind) -> None:
+    before = children()  # of other tests, which share this process
+    call = asyncio.create_task(sandbox_of(kind).run("import time\ntime.sleep(60)", {}))
+    async with asyncio.timeout(20):
+        while not (below := [child for child in children() if child not in before]):
+            await asyncio.sleep(0.001)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    # Much sooner than at its own limit.
+    _, left = psutil.wait_procs(below, timeout=LIMITS.wall_s / 2)
+    assert [process for process in left if not _is_dead_child_of_init(process)] == []
 
 
 def _is_dead_child_of_init(process: psutil.Process) -> bool:

@@ -102,8 +102,8 @@ def test_whatever_the_code_does_it_ends_with_its_call(kind: SandboxKind, way: st
 
 @pytest.mark.parametrize("kind", FULL_PYTHON)
 @pytest.mark.parametrize("way", ["alone", "daemon of one that stays", "stopped"])
-def test_what_hides_ends_with_a_cancelled_call(kind: SandboxKind, way: str) -> None:
-    async def main() -> None:
+async def test_what_hides_ends_with_a_cancelled_call(kind: SandboxKind, way: str) -> None:
+    with nothing_left():
         sandbox = unguarded()
         call = asyncio.create_task(sandbox.run(WAYS[way], {}))
         async with asyncio.timeout(20):
@@ -112,9 +112,6 @@ def test_what_hides_ends_with_a_cancelled_call(kind: SandboxKind, way: str) -> N
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-
-    with nothing_left():
-        asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", FULL_PYTHON)
