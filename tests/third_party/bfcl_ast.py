@@ -223,10 +223,7 @@ def _asked(package: Path, cases: Sequence[tuple[Row, list[JsonObject]]]) -> list
     ]
     oracle = Path(__file__).with_name("bfcl_ast_oracle.py")
     done = subprocess.run(
-        [sys.executable, str(oracle), str(package)],
-        input="\n".join(lines),
-        capture_output=True,
-        text=True,
+        [sys.executable, str(oracle), str(package)], input="\n".join(lines), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

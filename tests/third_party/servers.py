@@ -53,10 +53,7 @@ def readme_entry(name: str, folder: Path) -> dict[str, Any]:
             return {"command": "uvx", "args": ["mcp-server-fetch"]}
         case "sqlite":  # its README's `uv --directory CHECKOUT run` without a checkout; it needs mcp 1.x
             database = str(folder / "test.db")
-            return {
-                "command": "uvx",
-                "args": ["--with", "mcp<2", "mcp-server-sqlite", "--db-path", database],
-            }
+            return {"command": "uvx", "args": ["--with", "mcp<2", "mcp-server-sqlite", "--db-path", database]}
         case "everything":
             return {"command": "npx", "args": ["-y", f"{_NPM}everything"]}
         case "filesystem":

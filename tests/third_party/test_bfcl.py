@@ -47,27 +47,23 @@ def test_every_task_converts_and_can_be_graded(package: BfclPackage, category: s
 
 @pytest.mark.registry
 @pytest.mark.parametrize("category", ["base", "miss_func"])
-def test_gold_calls_over_mcp_answer_as_direct_execution_does_and_succeed(
+async def test_gold_calls_over_mcp_answer_as_direct_execution_does_and_succeed(
     package: BfclPackage, category: str
 ) -> None:
     tasks = list(tasks_of(package, category))
     oracle = Oracle(package, category)
-
-    async def run() -> int:
-        calls = 0
-        async with memory_pool(package) as pool:
-            for task in tasks:
-                episode = await play(task, gold_turns(task), pool)
-                made = episode.record.calls
-                expected = oracle.results(task)
-                assert len(made) == len(expected)
-                for call, text in zip(made, expected, strict=True):
-                    assert text == call.result.content or call.result.truncated_chars, task.id
-                assert (await episode.grade())[0].value == 1.0, task.id
-                calls += len(made)
-        return calls
-
-    assert asyncio.run(run()) == COUNTS[category][1]
+    calls = 0
+    async with memory_pool(package) as pool:
+        for task in tasks:
+            episode = await play(task, gold_turns(task), pool)
+            made = episode.record.calls
+            expected = oracle.results(task)
+            assert len(made) == len(expected)
+            for call, text in zip(made, expected, strict=True):
+                assert text == call.result.content or call.result.truncated_chars, task.id
+            assert (await episode.grade())[0].value == 1.0, task.id
+            calls += len(made)
+    assert calls == COUNTS[category][1]
     assert sum(bool(task.truth.tools_added) for task in tasks) == (200 if category == "miss_func" else 0)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from mcpagent.core.tools import ToolResult, ToolSpec
+from mcpagent.core.tools import ToolSpec
 from tests.running import mcpagent
 from tests.third_party.servers import INSTALL, Desk
 
@@ -38,25 +38,3 @@ def test_all_of_them_are_listed_from_one_file(desk: Desk) -> None:
         assert set(specs[name].input_schema.get("required", [])) == required, name
         assert specs[name].annotations.read_only is read_only, name
     assert "note" not in done.stderr and "Traceback" not in done.stderr
-
-
-def test_calls_leave_their_effect_and_failures_their_kind(desk: Desk) -> None:
-    file = desk.configure("sqlite", "filesystem")
-    (desk.folder / "query.json").write_text('{"query": "CREATE TABLE ships (name TEXT)"}')
-    query = f"@{desk.folder / 'query.json'}"
-    made = mcpagent("tools", "call", "sqlite.create_table", query, "--servers", file)
-    assert made.returncode == 0, made.stderr
-    assert (desk.folder / "test.db").read_bytes().startswith(b"SQLite format 3")
-    outside = json.dumps({"path": "/no/such/place"})
-    denied = mcpagent("tools", "call", "filesystem.read_text_file", outside, "--servers", file, "--json")
-    assert denied.returncode == 1
-    assert ToolResult.model_validate_json(denied.stdout).failure == "tool_error"
-
-
-def test_a_server_of_another_language_is_measured(desk: Desk) -> None:
-    file = desk.configure("everything")
-    counts = ("--calls", "200", "--concurrency", "8", "--json")
-    done = mcpagent("tools", "bench", "everything.echo", '{"message": "hello"}', "--servers", file, *counts)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert (document["calls"], document["failures"]) == (200, {})

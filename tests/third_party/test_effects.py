@@ -19,45 +19,38 @@ from tests.third_party.servers import Desk, call, readme_entry
 pytestmark = pytest.mark.registry
 
 
-def test_time_converts_as_zoneinfo_does(desk: Desk) -> None:
-    async def run() -> None:
-        async with desk.session("time") as session:
-            cities = {"source_timezone": "Asia/Tokyo", "target_timezone": "America/Lima", "time": "14:30"}
-            result = await call(session, "time.convert_time", **cities)
-            assert result.failure is None and result.structured is not None, result.content
-            # Neither place has summer time: Tokyo is UTC+9, Lima UTC-5, 14 hours behind.
-            assert result.structured["time_difference"] == "-14.0h"
-            there = datetime.fromisoformat(result.structured["target"]["datetime"])
-            today = datetime.now(ZoneInfo("Asia/Tokyo")).date()
-            at_source = datetime(today.year, today.month, today.day, 14, 30, tzinfo=ZoneInfo("Asia/Tokyo"))
-            assert (there - at_source).total_seconds() % 86_400 == 0, "midnight may pass during the test"
-            nowhere = await call(session, "time.get_current_time", timezone="Nowhere/Town")
-            assert nowhere.failure is FailureKind.TOOL_ERROR and "Nowhere/Town" in nowhere.content
-            lacking = await call(session, "time.get_current_time")
-            assert lacking.failure is FailureKind.INVALID_ARGUMENTS
-            unknown = await call(session, "time.get_curent_time", timezone="UTC")
-            assert unknown.failure is FailureKind.UNKNOWN_TOOL
-            assert "Did you mean get_current_time?" in unknown.content
-
-    asyncio.run(run())
+async def test_time_converts_as_zoneinfo_does(desk: Desk) -> None:
+    async with desk.session("time") as session:
+        cities = {"source_timezone": "Asia/Tokyo", "target_timezone": "America/Lima", "time": "14:30"}
+        result = await call(session, "time.convert_time", **cities)
+        assert result.failure is None and result.structured is not None, result.content
+        # Neither place has summer time: Tokyo is UTC+9, Lima UTC-5, 14 hours behind.
+        assert result.structured["time_difference"] == "-14.0h"
+        there = datetime.fromisoformat(result.structured["target"]["datetime"])
+        today = datetime.now(ZoneInfo("Asia/Tokyo")).date()
+        at_source = datetime(today.year, today.month, today.day, 14, 30, tzinfo=ZoneInfo("Asia/Tokyo"))
+        assert (there - at_source).total_seconds() % 86_400 == 0, "midnight may pass during the test"
+        nowhere = await call(session, "time.get_current_time", timezone="Nowhere/Town")
+        assert nowhere.failure is FailureKind.TOOL_ERROR and "Nowhere/Town" in nowhere.content
+        lacking = await call(session, "time.get_current_time")
+        assert lacking.failure is FailureKind.INVALID_ARGUMENTS
+        unknown = await call(session, "time.get_curent_time", timezone="UTC")
+        assert unknown.failure is FailureKind.UNKNOWN_TOOL
+        assert "Did you mean get_current_time?" in unknown.content
 
 
-def test_git_commits_what_git_itself_then_shows(desk: Desk) -> None:
+async def test_git_commits_what_git_itself_then_shows(desk: Desk) -> None:
     (desk.repo / "notes.txt").write_text("first line\n")
     repo = str(desk.repo)
-
-    async def run() -> None:
-        async with desk.session("git") as session:
-            assert (await call(session, "git.git_add", repo_path=repo, files=["notes.txt"])).failure is None
-            done = await call(session, "git.git_commit", repo_path=repo, message="A note — größer")
-            assert done.failure is None, done.content
-            assert "A note — größer" in (await call(session, "git.git_log", repo_path=repo)).content
-            outside = await call(session, "git.git_status", repo_path=str(desk.files))
-            assert outside.failure is FailureKind.TOOL_ERROR, outside.content
-            wrong = await call(session, "git.git_add", repo_path=repo, files="notes.txt")
-            assert wrong.failure is FailureKind.INVALID_ARGUMENTS
-
-    asyncio.run(run())
+    async with desk.session("git") as session:
+        assert (await call(session, "git.git_add", repo_path=repo, files=["notes.txt"])).failure is None
+        done = await call(session, "git.git_commit", repo_path=repo, message="A note — größer")
+        assert done.failure is None, done.content
+        assert "A note — größer" in (await call(session, "git.git_log", repo_path=repo)).content
+        outside = await call(session, "git.git_status", repo_path=str(desk.files))
+        assert outside.failure is FailureKind.TOOL_ERROR, outside.content
+        wrong = await call(session, "git.git_add", repo_path=repo, files="notes.txt")
+        assert wrong.failure is FailureKind.INVALID_ARGUMENTS
     assert desk.git("log", "--format=%s|%an", "--name-only").split("\n\n") == [
         "A note — größer|A Person",
         "notes.txt\n",
@@ -89,95 +82,80 @@ def site() -> Iterator[str]:
         thread.join()
 
 
-def test_fetch_reads_a_page_and_says_why_it_cannot_read_another(desk: Desk, site: str) -> None:
+async def test_fetch_reads_a_page_and_says_why_it_cannot_read_another(desk: Desk, site: str) -> None:
     inside = readme_entry("fetch", desk.folder)
     inside["args"].append("--allow-private-ips")
-
-    async def run() -> None:
-        async with desk.session("fetch", inside=inside) as session:
-            # raw: to simplify a page, its first call would run `npm install` in the server's own folder.
-            page = await call(session, "inside.fetch", url=f"{site}/page", raw=True)
-            assert page.failure is None, page.content
-            assert "Harbour" in page.content and "Ships &amp; cranes" in page.content
-            missing = await call(session, "inside.fetch", url=f"{site}/missing")
-            assert missing.failure is FailureKind.TOOL_ERROR and "404" in missing.content
-            refused = await call(session, "fetch.fetch", url=f"{site}/page")
-            assert refused.failure is FailureKind.TOOL_ERROR, "it refuses loopback addresses by default"
-
-    asyncio.run(run())
+    async with desk.session("fetch", inside=inside) as session:
+        # raw: to simplify a page, its first call would run `npm install` in the server's own folder.
+        page = await call(session, "inside.fetch", url=f"{site}/page", raw=True)
+        assert page.failure is None, page.content
+        assert "Harbour" in page.content and "Ships &amp; cranes" in page.content
+        missing = await call(session, "inside.fetch", url=f"{site}/missing")
+        assert missing.failure is FailureKind.TOOL_ERROR and "404" in missing.content
+        refused = await call(session, "fetch.fetch", url=f"{site}/page")
+        assert refused.failure is FailureKind.TOOL_ERROR, "it refuses loopback addresses by default"
 
 
-def test_sqlite_of_the_older_protocol_writes_a_file_that_sqlite_reads(desk: Desk) -> None:
-    async def run() -> None:
-        async with desk.session("sqlite") as session:
-            table = "CREATE TABLE ships (name TEXT, tons INTEGER)"
-            assert (await call(session, "sqlite.create_table", query=table)).failure is None
-            insert = "INSERT INTO ships VALUES ('Aurora', 1200), ('Ødegård', 80)"
-            assert (await call(session, "sqlite.write_query", query=insert)).failure is None
-            read = await call(session, "sqlite.read_query", query="SELECT sum(tons) AS total FROM ships")
-            assert "1280" in read.content
-            wrong = await call(session, "sqlite.read_query", query="SELECT missing FROM ships")
-            assert "no such column" in wrong.content and wrong.failure is None, "it calls no error one"
-            lacking = await call(session, "sqlite.read_query")
-            assert lacking.failure is FailureKind.INVALID_ARGUMENTS
-
-    asyncio.run(run())
+async def test_sqlite_of_the_older_protocol_writes_a_file_that_sqlite_reads(desk: Desk) -> None:
+    async with desk.session("sqlite") as session:
+        table = "CREATE TABLE ships (name TEXT, tons INTEGER)"
+        assert (await call(session, "sqlite.create_table", query=table)).failure is None
+        insert = "INSERT INTO ships VALUES ('Aurora', 1200), ('Ødegård', 80)"
+        assert (await call(session, "sqlite.write_query", query=insert)).failure is None
+        read = await call(session, "sqlite.read_query", query="SELECT sum(tons) AS total FROM ships")
+        assert "1280" in read.content
+        wrong = await call(session, "sqlite.read_query", query="SELECT missing FROM ships")
+        assert "no such column" in wrong.content and wrong.failure is None, "it calls no error one"
+        lacking = await call(session, "sqlite.read_query")
+        assert lacking.failure is FailureKind.INVALID_ARGUMENTS
     database = sqlite3.connect(desk.folder / "test.db")
     assert database.execute("SELECT * FROM ships").fetchall() == [("Aurora", 1200), ("Ødegård", 80)]
     database.close()
 
 
-def test_everything_there_is_in_a_result_arrives(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_everything_there_is_in_a_result_arrives(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY_OF_THE_USER", "planted-secret")
-
-    async def run() -> None:
-        async with desk.session("everything") as session:
-            assert (await call(session, "everything.get-sum", a=40, b=2)).content.count("42") == 1
-            image = (await call(session, "everything.get-tiny-image")).content
-            assert "[image image/png, " in image and "iVBOR" not in image
-            weather = await call(session, "everything.get-structured-content", location="Chicago")
-            assert weather.structured is not None
-            assert weather.structured.keys() == {"temperature", "conditions", "humidity"}
-            assert "[resource link " in (await call(session, "everything.get-resource-links")).content
-            assert (
-                "[resource "
-                in (
-                    await call(
-                        session, "everything.gzip-file-as-resource", data="data:,hi", outputType="resource"
-                    )
-                ).content
-            )
-            slow = await call(session, "everything.trigger-long-running-operation", duration=0.2, steps=4)
-            assert slow.failure is None, "progress on the way is no answer"
-            environment = (await call(session, "everything.get-env")).content
-            assert "TEST_MARK" in environment and "planted-secret" not in environment
-            wrong = await call(session, "everything.get-sum", a="forty", b=2)
-            assert wrong.failure is FailureKind.INVALID_ARGUMENTS
-
-    asyncio.run(run())
+    async with desk.session("everything") as session:
+        assert (await call(session, "everything.get-sum", a=40, b=2)).content.count("42") == 1
+        image = (await call(session, "everything.get-tiny-image")).content
+        assert "[image image/png, " in image and "iVBOR" not in image
+        weather = await call(session, "everything.get-structured-content", location="Chicago")
+        assert weather.structured is not None
+        assert weather.structured.keys() == {"temperature", "conditions", "humidity"}
+        assert "[resource link " in (await call(session, "everything.get-resource-links")).content
+        assert (
+            "[resource "
+            in (
+                await call(
+                    session, "everything.gzip-file-as-resource", data="data:,hi", outputType="resource"
+                )
+            ).content
+        )
+        slow = await call(session, "everything.trigger-long-running-operation", duration=0.2, steps=4)
+        assert slow.failure is None, "progress on the way is no answer"
+        environment = (await call(session, "everything.get-env")).content
+        assert "TEST_MARK" in environment and "planted-secret" not in environment
+        wrong = await call(session, "everything.get-sum", a="forty", b=2)
+        assert wrong.failure is FailureKind.INVALID_ARGUMENTS
 
 
-def test_filesystem_changes_files_on_disk_and_stays_in_its_folder(desk: Desk) -> None:
+async def test_filesystem_changes_files_on_disk_and_stays_in_its_folder(desk: Desk) -> None:
     (desk.files / "long.txt").write_text("head" + "x" * 100_000 + "tail")
-
-    async def run() -> None:
-        async with desk.session("filesystem") as session:
-            path = str(desk.files / "größe.txt")
-            text = 'one "quoted" line\nand 漢字\n'
-            assert (await call(session, "filesystem.write_file", path=path, content=text)).failure is None
-            assert (await call(session, "filesystem.read_text_file", path=path)).content == text
-            edits = [{"oldText": "and 漢字", "newText": "and more"}]
-            assert (await call(session, "filesystem.edit_file", path=path, edits=edits)).failure is None
-            long = await call(session, "filesystem.read_text_file", path=str(desk.files / "long.txt"))
-            assert long.content.startswith("headx") and long.content.endswith("xtail")
-            assert len(long.content) <= 8000 and long.truncated_chars > 92_000
-            outside = str(desk.folder / "outside.txt")
-            denied = await call(session, "filesystem.write_file", path=outside, content="no")
-            assert denied.failure is FailureKind.TOOL_ERROR and "Access denied" in denied.content
-            lacking = await call(session, "filesystem.write_file", path=path)
-            assert lacking.failure is FailureKind.INVALID_ARGUMENTS
-
-    asyncio.run(run())
+    async with desk.session("filesystem") as session:
+        path = str(desk.files / "größe.txt")
+        text = 'one "quoted" line\nand 漢字\n'
+        assert (await call(session, "filesystem.write_file", path=path, content=text)).failure is None
+        assert (await call(session, "filesystem.read_text_file", path=path)).content == text
+        edits = [{"oldText": "and 漢字", "newText": "and more"}]
+        assert (await call(session, "filesystem.edit_file", path=path, edits=edits)).failure is None
+        long = await call(session, "filesystem.read_text_file", path=str(desk.files / "long.txt"))
+        assert long.content.startswith("headx") and long.content.endswith("xtail")
+        assert len(long.content) <= 8000 and long.truncated_chars > 92_000
+        outside = str(desk.folder / "outside.txt")
+        denied = await call(session, "filesystem.write_file", path=outside, content="no")
+        assert denied.failure is FailureKind.TOOL_ERROR and "Access denied" in denied.content
+        lacking = await call(session, "filesystem.write_file", path=path)
+        assert lacking.failure is FailureKind.INVALID_ARGUMENTS
     assert (desk.files / "größe.txt").read_text(encoding="utf-8") == 'one "quoted" line\nand more\n'
     assert not (desk.folder / "outside.txt").exists()
 

@@ -55,30 +55,11 @@ def test_a_database_of_three_tables_gives_fifty_tasks_that_were_shown_to_be_solv
     assert tools == {"list_tables", "describe_table", "read_query"}
 
 
-_SHIPS = [
-    "Aurora",
-    "Borealis",
-    "Caravel",
-    "Dorado",
-    "Esperance",
-    "Fortuna",
-    "Galatea",
-    "Halcyon",
-    "Iris",
-    "Juno",
-    "Kestrel",
-    "Lydia",
-    "Meridian",
-    "Nautilus",
-    "Orion",
-    "Pandora",
-    "Quest",
-    "Rosalind",
-    "Swift",
-    "Triton",
-    "Undine",
-    "Venture",
-]
+_NAMES = """
+Aurora Borealis Caravel Dorado Esperance Fortuna Galatea Halcyon Iris Juno Kestrel
+Lydia Meridian Nautilus Orion Pandora Quest Rosalind Swift Triton Undine Venture
+"""
+_SHIPS = _NAMES.split()
 
 
 def _furnish(desk: Desk) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from mcpagent.core.tools import FailureKind, ToolSpec
-from tests.running import mcpagent
+from mcpagent.core.tools import FailureKind
 from tests.third_party.servers import Desk, call, free_port
 
 pytestmark = pytest.mark.registry
@@ -58,50 +56,30 @@ def _shelf(desk: Desk) -> tuple[str, Callable[[], object]]:
     return f"http://127.0.0.1:{port}/mcp", lambda: desk.start(command, ready="Uvicorn running")
 
 
-def test_a_typescript_server_over_http_from_the_command_line(running: Desk) -> None:
-    url, start = _everything(running)
-    start()
-    file = running.configure(everything={"type": "http", "url": url})
-    listed = mcpagent("tools", "list", "--servers", file, "--json")
-    assert listed.returncode == 0, listed.stderr
-    specs = {spec.name: spec for spec in map(ToolSpec.model_validate, json.loads(listed.stdout))}
-    assert len(specs) >= 13 and specs["get-sum"].annotations.read_only
-    done = mcpagent("tools", "call", "everything.get-sum", '{"a": 40, "b": 2}', "--servers", file)
-    assert (done.returncode, done.stdout.count("42")) == (0, 1), done.stderr
-
-
-def test_a_server_of_another_library_does_what_it_is_asked_over_http(running: Desk) -> None:
+async def test_a_server_of_another_library_does_what_it_is_asked_over_http(running: Desk) -> None:
     url, start = _shelf(running)
     start()
-
-    async def run() -> None:
-        async with running.pool(shelf={"type": "http", "url": url}) as pool, pool.session() as session:
-            assert (await call(session, "shelf.add", a=40, b=2)).structured == {"result": 42}
-            kept = await asyncio.gather(*(call(session, "shelf.keep", note=str(n)) for n in range(40)))
-            assert {result.content for result in kept} == {"kept"}
-            wrong = await call(session, "shelf.add", a="forty", b=2)
-            assert wrong.failure is FailureKind.INVALID_ARGUMENTS
-
-    asyncio.run(run())
+    async with running.pool(shelf={"type": "http", "url": url}) as pool, pool.session() as session:
+        assert (await call(session, "shelf.add", a=40, b=2)).structured == {"result": 42}
+        kept = await asyncio.gather(*(call(session, "shelf.keep", note=str(n)) for n in range(40)))
+        assert {result.content for result in kept} == {"kept"}
+        wrong = await call(session, "shelf.add", a="forty", b=2)
+        assert wrong.failure is FailureKind.INVALID_ARGUMENTS
     assert sorted(map(int, Path("notes.txt").read_text().split())) == list(range(40))
 
 
 @pytest.mark.parametrize("make", [_everything, _shelf])
-def test_an_http_server_that_was_killed_and_started_again_is_used_again(
+async def test_an_http_server_that_was_killed_and_started_again_is_used_again(
     running: Desk, make: Callable[[Desk], tuple[str, Callable[[], object]]]
 ) -> None:
     url, start = make(running)
     tool = "server.echo" if make is _everything else "server.add"
     arguments = {"message": "hello"} if make is _everything else {"a": 1, "b": 2}
-
-    async def run() -> None:
+    start()
+    async with running.pool(server={"type": "http", "url": url}) as pool, pool.session() as session:
+        before = await call(session, tool, **arguments)
+        assert before.failure is None, before.content
+        running.stop()
         start()
-        async with running.pool(server={"type": "http", "url": url}) as pool, pool.session() as session:
-            before = await call(session, tool, **arguments)
-            assert before.failure is None, before.content
-            running.stop()
-            start()
-            after = await call(session, tool, **arguments)
-            assert (after.failure, after.content) == (None, before.content)
-
-    asyncio.run(run())
+        after = await call(session, tool, **arguments)
+        assert (after.failure, after.content) == (None, before.content)

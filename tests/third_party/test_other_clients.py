@@ -73,8 +73,7 @@ def _names(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [BUILTIN_NAMES[0], *(pytest.param(n, marks=pytest.mark.slow) for n in BUILTIN_NAMES[1:])],
+    "name", [BUILTIN_NAMES[0], *(pytest.param(n, marks=pytest.mark.slow) for n in BUILTIN_NAMES[1:])]
 )
 def test_the_inspector_lists_and_calls(desk: Desk, target: Target, name: str) -> None:
     desk.install("inspector")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mcpagent.config.schema import ResetCall, ResetSection, ServerSection, ToolsConfig
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import load_servers
 from tests.third_party.servers import Desk, call
@@ -88,35 +88,3 @@ def test_what_an_episode_writes_is_in_no_other_and_not_in_the_workspace(desk: De
     assert len({begun for begun, _ in answers}) == 1 and SHOWN[name] not in answers[0][0]
     assert all(SHOWN[name] in ended for _, ended in answers)
     assert _content(place) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "reset"),
-    [
-        ("filesystem", ResetSection(command=("rm", "-f", "{files}/new.txt"))),
-        (
-            "memory",
-            ResetSection(calls=(ResetCall(tool="delete_entities", arguments={"entityNames": ["ZZ"]}),)),
-        ),
-        (
-            "sqlite",
-            ResetSection(
-                calls=(
-                    ResetCall(tool="write_query", arguments={"query": "delete from items where name = 'ZZ'"}),
-                )
-            ),
-        ),
-    ],
-)
-def test_a_reset_brings_the_state_back_where_nothing_is_copied(
-    desk: Desk, name: str, reset: ResetSection
-) -> None:
-    place = _data(desk, name)
-    command = [part.replace("{files}", str(desk.files)) for part in reset.command]
-    limits = ServerSection(reset=ResetSection(command=command, calls=reset.calls), start_timeout_s=180)
-    answers = asyncio.run(_episodes(desk, name, limits, count=3))
-    assert len({begun for begun, _ in answers}) == 1 and SHOWN[name] not in answers[0][0]
-    assert all(SHOWN[name] in ended for _, ended in answers)
-    assert SHOWN[name].encode() in b"".join(
-        [*_content(place).values(), *(n.encode() for n in _content(place))]
-    )
