@@ -27,6 +27,9 @@ def test_the_samples_of_the_repository_pass_every_check() -> None:
     assert outcome.passed
     assert (outcome.n_tasks, outcome.source, outcome.failing) == (24, "data/samples", {})
     assert {check.status for check in outcome.checks} == {CheckStatus.PASS}
+    # The built-in servers are isolated as is recommended.
+    assert {server.check.status for server in outcome.isolation} == {CheckStatus.PASS}
+    assert all(server.forecast.endswith(" ms an episode") for server in outcome.isolation)
 
 
 def test_the_samples_pass_every_check_where_tools_are_searched_for() -> None:
@@ -123,9 +126,3 @@ def test_instances_that_do_not_fit_into_the_memory_are_a_warning(tmp_path: Path)
     assert server.check.status is CheckStatus.WARN
     assert "1000000 instances need " in server.check.detail
     assert server.check.remedy == "--set rollout.num_envs=N"
-
-
-def test_the_built_in_servers_are_isolated_as_recommended() -> None:
-    isolation = env_check(config("data.max_tasks=1")).isolation
-    assert {server.check.status for server in isolation} == {CheckStatus.PASS}
-    assert all(server.forecast.endswith(" ms an episode") for server in isolation)

@@ -63,47 +63,10 @@ grpo: [*i, 2020-01-01, 0x1f]
 """
 # What has broken readers: syntax, extremes, other types, characters that text has not.
 _TOKENS = [
-    *(
-        b'"',
-        b"{",
-        b"}",
-        b"[",
-        b"]",
-        b",",
-        b":",
-        b"\\",
-        b"\n",
-        b"\0",
-        b"\xff",
-        b"\xed\xa0\x80",
-        b"\xef\xbb\xbf",
-    ),
-    *(
-        b"null",
-        b"{}",
-        b"[]",
-        b"NaN",
-        b"-1e999",
-        b"1" * 5000,
-        b'"\\ud800"',
-        b"true",
-        b"0b",
-        b"/*",
-        b"//",
-        b"'",
-    ),
-    *(
-        b"&a ",
-        b"*a",
-        b"<<: *i\n",
-        b"!!python/object:os.system ",
-        b"- ",
-        b"? ",
-        b"\t",
-        b"${",
-        b"2020-13-45",
-        b"\x85",
-    ),
+    *(bytes([byte]) for byte in b'"{}[],:\\\n\0\xff'),
+    *(b"\xed\xa0\x80", b"\xef\xbb\xbf", b"null", b"{}", b"[]", b"NaN", b"-1e999", b"1" * 5000, b"true"),
+    *(b'"\\ud800"', b"0b", b"/*", b"//", b"'", b"&a ", b"*a", b"<<: *i\n", b"!!python/object:os.system "),
+    *(b"- ", b"? ", b"\t", b"${", b"2020-13-45", b"\x85"),
 ]
 Reader = Callable[[Path], object]
 READERS: dict[str, tuple[Reader, bytes]] = {

@@ -12,9 +12,9 @@ import pytest
 
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.storage.datasets import DiskList, TaskFile, read_tasks, write_jsonl
+from mcpagent.storage.datasets import DiskList, TaskFile, read_tasks
 from mcpagent.storage.json_stream import locate_records
-from tests.storage.test_datasets import record, records
+from tests.storage.test_datasets import record
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -37,17 +37,6 @@ def test_every_record_is_told_with_its_line(
     # The line of the first brace of each row, which no text of a row has, by the standard library.
     starts = [place for place, letter in enumerate(text) if letter == "{"]
     assert [f.line for f in found] == [text.count("\n", 0, start) + 1 for start in starts]
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.zst"])
-def test_tasks_are_read_in_any_order_the_first_or_a_share_of_them(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    write_jsonl(path, records(1000))
-    order = random.Random(0).sample(range(1000), 50)
-    with TaskFile(path) as tasks, TaskFile(path, max_tasks=3) as few, TaskFile(path, shard=(2, 300)) as share:
-        assert [tasks[i].id for i in order] == [f"t{i}" for i in order]
-        assert (len(tasks), [task.id for task in few]) == (1000, ["t0", "t1", "t2"])
-        assert [task.id for task in share] == ["t1", "t301", "t601", "t901"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
