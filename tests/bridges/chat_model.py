@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 from mcpagent.core.tasks import Task
 from mcpagent.env.parsing import parse_action
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from tests.bridges.scripts import SCRIPTS, script
+from tests.bridges.scripts import SCRIPTS
+from tests.bridges.scripts import script as script_of
+from tests.llm.service import Answer, Received, service
 
 
 @contextmanager
 def chat_model(tasks: Sequence[Task]) -> Iterator[str]:
-    plays = {name.replace(" ", "-"): script(name, tasks) for name in SCRIPTS}
+    plays = {name.replace(" ", "-"): script_of(name, tasks) for name in SCRIPTS}
     ids = {task.prompt[-1].content: task.id for task in tasks}
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
@@ -48,26 +48,14 @@ def chat_model(tasks: Sequence[Task]) -> Iterator[str]:
             "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
         }
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            is_stream = bool(body.get("stream"))
-            answer = _streamed(reply(body)) if is_stream else json.dumps(reply(body)).encode()
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream" if is_stream else "application/json")
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def script(received: Received) -> Answer:
+        answer = reply(received.body)
+        if not received.body.get("stream"):
+            return Answer(body=answer)
+        return Answer(body=_streamed(answer), headers={"Content-Type": "text/event-stream"})
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with service(script) as running:
+        yield running.url
 
 
 def _streamed(answer: dict[str, Any]) -> bytes:

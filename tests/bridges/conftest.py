@@ -15,17 +15,17 @@ from tests.third_party.servers import readme_entry
 @pytest.fixture(scope="session")
 def bridge_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 tasks of every class over the five built-in servers; in every tenth a server fails."""
-    folder = tmp_path_factory.mktemp("bridges")
-    sizes = (
-        "--train",
-        "300",
-        "--validation",
-        "0",
-        "--heldout",
-        "10",
-        "--seed",
-        "5",
-    )
+    return _made(tmp_path_factory.mktemp("bridges"), count=300)
+
+
+@pytest.fixture(scope="session")
+def few_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 such tasks."""
+    return _made(tmp_path_factory.mktemp("few"), count=80)
+
+
+def _made(folder: Path, *, count: int) -> Path:
+    sizes = ("--train", str(count), "--validation", "0", "--heldout", "10", "--seed", "5")
     done = mcpagent("gen-data", "--templates", "full", *sizes, "--out", folder / "made")
     assert done.returncode == 0, done.stderr
     return write_data(folder / "data", folder / "made")
@@ -33,9 +33,7 @@ def bridge_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def time_data(
-    tmp_path_factory: pytest.TempPathFactory,
-    environment: dict[str, str],
-    installed: Callable[[str], None],
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], installed: Callable[[str], None]
 ) -> Path:
     """Tasks over a server from PyPI. Skips the test if the registry cannot be reached."""
     installed("time")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -24,6 +28,7 @@ from mcpagent.storage.trajectories import read_trajectories
 from tests.bridges.ors_client import Served, begin, call, events, open_session, play, served
 from tests.bridges.scripts import SCRIPTS, script
 from tests.run.world import as_processes
+from tests.running import Command
 
 SAMPLES = Path(__file__).resolve().parents[2] / "data/samples"
 
@@ -61,20 +66,24 @@ def test_a_reward_over_http_is_the_one_that_regrading_the_episode_gives(running:
     assert any(successes) == (name != "silent")  # no call is right in some tasks
 
 
-@pytest.mark.system
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name", [*SCRIPTS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[2:])]
+    ("data", "least", "name"),
+    [
+        *(pytest.param("few_data", 60, name, marks=pytest.mark.system) for name in SCRIPTS[:2]),
+        *(pytest.param("bridge_data", 250, name, marks=pytest.mark.slow) for name in SCRIPTS),
+    ],
 )
 def test_rewards_over_http_hold_for_every_class_of_task_and_if_servers_fail(
-    bridge_data: Path, name: str
+    request: pytest.FixtureRequest, data: str, least: int, name: str
 ) -> None:
-    with served(bridge_data) as server:
+    with served(request.getfixturevalue(data)) as server:
         every = enumerate(server.host.tasks("train"))
         # Tasks in which a user speaks again are not served, and do not count in the places.
         tasks = list(enumerate(task for _, task in every if not task.truth.user_turns))
         successes = assert_graded_as_ever(server, name, tasks)
-    assert len(tasks) >= 250 and successes.count(None) >= 20
+    assert len(tasks) >= least and successes.count(None) >= least * 2 // 25
+    print(len(tasks), successes.count(None), len({task.extra_info["class"] for _, task in tasks}))
     scored = [success for success in successes if success is not None]
     assert all(scored) == (name == "gold")
 
@@ -133,35 +142,31 @@ def test_what_is_not_there_is_said_with_what_there_is(running: Served) -> None:
     assert status == 404 and "no such session" in said
 
 
-def test_a_step_after_the_end_and_a_task_that_has_changed_are_refused(running: Served) -> None:
-    async def main() -> tuple[dict, dict, httpx.Response]:
-        async with running.client() as client:
-            headers = await begin(client, "train", 0)
-            end = await call(client, headers, "answer", {"text": "5"})
-            after = await call(client, headers, "answer", {"text": "6"})
-            other = {"X-Session-ID": await open_session(client)}
-            spec = {"task_id": "of another dataset", "split": "train", "index": 0}
-            return end, after, await client.post("/create", json={"task_spec": spec}, headers=other)
-
-    end, after, changed = asyncio.run(main())
+async def test_a_step_after_the_end_and_a_task_that_has_changed_are_refused(running: Served) -> None:
+    async with running.client() as client:
+        headers = await begin(client, "train", 0)
+        end = await call(client, headers, "answer", {"text": "5"})
+        after = await call(client, headers, "answer", {"text": "6"})
+        other = {"X-Session-ID": await open_session(client)}
+        spec = {"task_id": "of another dataset", "split": "train", "index": 0}
+        end, after, changed = (
+            end,
+            after,
+            await client.post("/create", json={"task_spec": spec}, headers=other),
+        )
     assert end["output"]["finished"]
     assert after == {"ok": False, "error": after["error"], "reason": "episode_finished"}
     assert changed.status_code == 409 and "list its tasks again" in changed.json()["detail"]
 
 
-def test_a_client_that_lost_its_connection_takes_its_call_up_again(running: Served) -> None:
-    async def main() -> tuple[dict, dict]:
-        async with running.client() as client:
-            headers = await begin(client, "train", 0)
-            tool = (await client.get("/task_tools", headers=headers)).json()["tools"][0]["name"]
-            body = {"name": tool, "input": {}}
-            first = events((await client.post("/call", json=body, headers=headers)).text)
-            again = await client.post(
-                "/call", json={**body, "task_id": dict(first)["task_id"]}, headers=headers
-            )
-            return dict(first), dict(events(again.text))
-
-    first, again = asyncio.run(main())
+async def test_a_client_that_lost_its_connection_takes_its_call_up_again(running: Served) -> None:
+    async with running.client() as client:
+        headers = await begin(client, "train", 0)
+        tool = (await client.get("/task_tools", headers=headers)).json()["tools"][0]["name"]
+        body = {"name": tool, "input": {}}
+        first = events((await client.post("/call", json=body, headers=headers)).text)
+        again = await client.post("/call", json={**body, "task_id": dict(first)["task_id"]}, headers=headers)
+        first, again = dict(first), dict(events(again.text))
     assert first == again
 
 
@@ -181,23 +186,23 @@ def test_what_a_hostile_client_sends_is_refused_and_the_server_goes_on() -> None
 
 @pytest.mark.system
 def test_ten_megabytes_and_ten_thousand_sessions_meet_the_limits_that_it_has_by_itself() -> None:
-    async def main(server: Served) -> list[httpx.Response]:
-        async with server.client() as client:
-            at_once = asyncio.Semaphore(50)
-
-            async def ask() -> httpx.Response:
-                async with at_once:
-                    return await client.post("/create_session")
-
-            return await asyncio.gather(*(ask() for _ in range(10_000)))
+    def ask(count: int) -> list[tuple[int, bytes]]:
+        """By one connection: a client that costs more than the server would be what is measured."""
+        with closing(http.client.HTTPConnection(server.url.removeprefix("http://"))) as connection:
+            answers = []
+            for _ in range(count):
+                connection.request("POST", "/create_session")
+                answer = connection.getresponse()
+                answers.append((answer.status, answer.read()))
+            return answers
 
     with served(SAMPLES) as server:
         body = {"content": b" " * 10_000_000}
         assert refusal(server, "POST", "/tasks", **body) == (413, "the body is larger than 1048576 bytes")
-        answers = asyncio.run(main(server))
-        codes = [answer.status_code for answer in answers]
-        assert (codes.count(200), codes.count(503)) == (1100, 8900)
-        assert "start the server with more" in answers[-1].json()["detail"]
+        with ThreadPoolExecutor(10) as pool:
+            answers = [answer for asked in pool.map(ask, [1000] * 10) for answer in asked]
+        assert Counter(status for status, _ in answers) == {200: 1100, 503: 8900}
+        assert {b"start the server with more" in said for status, said in answers if status == 503} == {True}
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "sessions": 1100}
 
 
@@ -245,31 +250,16 @@ def test_a_client_killed_in_mid_episode_leaves_no_server_process(tmp_path: Path)
 
 
 @pytest.mark.system
-def test_ctrl_c_ends_the_server_and_keeps_the_episodes_that_ended(tmp_path: Path) -> None:
+async def test_ctrl_c_ends_the_server_and_keeps_the_episodes_that_ended(tmp_path: Path) -> None:
     out = tmp_path / "served.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "mcpagent",
-        "env",
-        "serve",
-        "--data",
-        SAMPLES,
-        "--port",
-        "0",
-        "--out",
-        out,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command = ("env", "serve", "--data", SAMPLES, "--port", "0", "--out", out)
+    process = Command(*command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     url = process.stdout.readline().strip()
-
-    async def main() -> dict:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            await begin(client, "train", 1)  # is under way when the server ends
-            return await call(client, await begin(client, "train", 0), "answer", {"text": "5"})
-
-    ended = asyncio.run(main())["output"]
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        await begin(client, "train", 1)  # is under way when the server ends
+        outcome = await call(client, await begin(client, "train", 0), "answer", {"text": "5"})
+    ended = outcome["output"]
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
 from mcpagent.run.train import train as train_run
 from recipes import grpo_minimal
+from tests.running import Python
 
 pytestmark = pytest.mark.system
 
@@ -71,12 +71,14 @@ def test_it_runs_as_a_program_and_prints_the_success_of_each_step(
         .read_text()
         .replace("batch_size: 12", "batch_size: 2")
         .replace("max_new_tokens: 48", "max_new_tokens: 8")
+        .replace("group_size: 8", "group_size: 2")
     )
-    program = [sys.executable, ROOT / "recipes" / "grpo_minimal.py", "--steps", "2"]
-    named = ["--model", tiny_checkpoint, "--data", ROOT / "data" / "samples", "--config", config]
-    done = subprocess.run([*program, *named], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    named = ("--model", tiny_checkpoint, "--data", ROOT / "data" / "samples", "--config", config)
+    words = ("-m", "recipes.grpo_minimal", "--steps", "2", *named)
+    with Python(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        said, failed = program.communicate()
+    assert program.returncode == 0, failed
+    lines = said.splitlines()
     assert [line.split()[:2] for line in lines] == [["step", "1"], ["step", "2"]]
     assert all("success" in line and "%" in line for line in lines)
 
