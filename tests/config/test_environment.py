@@ -9,12 +9,7 @@ import pytest
 from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
 
-VARIABLES = (
-    "DEVICE_TYPE",
-    "WANDB_PROJECT",
-    "WANDB_ENTITY",
-    "WANDB_MODE",
-)
+VARIABLES = ("DEVICE_TYPE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_MODE")
 TRACKED = "tracking.backends=[wandb, weave]"
 
 
@@ -26,11 +21,7 @@ def _empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_variable_stands_for_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("DEVICE_TYPE", "CPU"),
-        ("WANDB_PROJECT", "mine"),
-        ("WANDB_MODE", "dryrun"),
-    ):
+    for name, value in (("DEVICE_TYPE", "CPU"), ("WANDB_PROJECT", "mine"), ("WANDB_MODE", "dryrun")):
         monkeypatch.setenv(name, value)
     loaded = load_train_config([], [TRACKED])
     tracking = loaded.config.tracking

@@ -63,14 +63,7 @@ def _sft(tmp_path: Path, *settings: str) -> list[str]:
         *settings,
     )
     pairs = [word for setting in chosen for word in ("--set", setting)]
-    return [
-        "train",
-        "--algo",
-        "sft",
-        "--config",
-        "configs/warm_start.yaml",
-        *pairs,
-    ]
+    return ["train", "--algo", "sft", "--config", "configs/warm_start.yaml", *pairs]
 
 
 def test_a_command_starts_no_threads_of_libraries_that_nobody_asked_for(tmp_path: Path) -> None:

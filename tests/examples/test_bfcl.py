@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -148,27 +147,23 @@ def test_the_types_of_a_tool_list_are_those_of_json_schema(package: BfclPackage)
     ],
     ids=["gold", "swapped", "hallucinated", "silent", "no write", "no read", "other write", "late"],
 )
-def test_an_episode_over_mcp_succeeds_as_bfcl_would_have_it(
+async def test_an_episode_over_mcp_succeeds_as_bfcl_would_have_it(
     package: BfclPackage, turns: Calls, success: float
 ) -> None:
     task = _task(package)
-
-    async def run() -> float | None:
-        server = InProcessServer(
-            name="TicketAPI", server=build_bfcl_server(package, "TicketAPI"), isolation="episode"
-        )
-        async with ToolPool([server]) as pool:
-            episode = Episode(task, pool, episode_id="e")
-            await episode.start()
-            for calls in turns:
-                for name, arguments in calls:
-                    await episode.step(call_text(name, arguments))
-                await episode.step("Done.")
-            terms = await episode.grade()
-            await episode.close()
-            return terms[0].value
-
-    assert asyncio.run(run()) == success
+    server = InProcessServer(
+        name="TicketAPI", server=build_bfcl_server(package, "TicketAPI"), isolation="episode"
+    )
+    async with ToolPool([server]) as pool:
+        episode = Episode(task, pool, episode_id="e")
+        await episode.start()
+        for calls in turns:
+            for name, arguments in calls:
+                await episode.step(call_text(name, arguments))
+            await episode.step("Done.")
+        terms = await episode.grade()
+        await episode.close()
+        assert terms[0].value == success
 
 
 def test_a_function_that_is_missing_at_first_comes_with_the_user_turn_that_adds_it(

@@ -39,9 +39,7 @@ def policy(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vll
         yield policy
 
 
-def test_an_engine_leaves_the_random_numbers_and_threads_of_the_trainer_alone(
-    policy: VllmPolicy,
-) -> None:
+def test_an_engine_leaves_the_random_numbers_and_threads_of_the_trainer_alone(policy: VllmPolicy) -> None:
     # The engine of `policy` was made in this process: what it replaced for good would show here.
     assert torch.set_num_threads.__module__ != "vllm.v1.worker.cpu_worker"
     torch.manual_seed(5)
@@ -126,7 +124,7 @@ def test_a_later_turn_computes_only_what_is_new(policy: VllmPolicy) -> None:
     assert policy.prefilled_tokens - before < len(context) - len(first.token_ids) + 32
 
 
-def test_a_request_joins_a_batch_that_is_running_and_leaves_before_it(policy: VllmPolicy) -> None:
+async def test_a_request_joins_a_batch_that_is_running_and_leaves_before_it(policy: VllmPolicy) -> None:
     order: list[str] = []
 
     async def one(name: str, tokens: int) -> Completion:
@@ -135,27 +133,21 @@ def test_a_request_joins_a_batch_that_is_running_and_leaves_before_it(policy: Vl
         order.append(name)
         return got
 
-    async def run() -> None:
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            group.create_task(one("long", 150))
-            await asyncio.sleep(0)
-            group.create_task(one("short", 2))
-
-    asyncio.run(run())
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(one("long", 150))
+        await asyncio.sleep(0)
+        group.create_task(one("short", 2))
     assert order == ["short", "long"]
 
 
-def test_releasing_an_episode_ends_its_turn_and_no_other(policy: VllmPolicy) -> None:
-    async def run() -> tuple[Completion, Completion]:
-        gone, stays = requests(prompts(2), max_new_tokens=120, temperature=0.3)
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            first = group.create_task(policy.complete([gone]))
-            second = group.create_task(policy.complete([stays]))
-            await asyncio.sleep(0)
-            await policy.release(gone.episode_id)
-        return first.result()[0], second.result()[0]
-
-    gone, stays = asyncio.run(run())
+async def test_releasing_an_episode_ends_its_turn_and_no_other(policy: VllmPolicy) -> None:
+    gone, stays = requests(prompts(2), max_new_tokens=120, temperature=0.3)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        first = group.create_task(policy.complete([gone]))
+        second = group.create_task(policy.complete([stays]))
+        await asyncio.sleep(0)
+        await policy.release(gone.episode_id)
+    gone, stays = first.result()[0], second.result()[0]
     assert gone.token_ids == ()
     assert len(stays.token_ids) > 0
 

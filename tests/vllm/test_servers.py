@@ -10,9 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -106,10 +105,11 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path
     raise AssertionError(log.read_text()[-4000:])
 
 
-def connected(*urls: str, version: int = -1, max_context: int = MAX_CONTEXT) -> VllmServers:
-    return VllmServers(
-        urls, decode=decode, stop_ids=frozenset({STOP}), max_context=max_context, version=version
-    )
+@contextmanager
+def connected(*urls: str, version: int = -1, max_context: int = MAX_CONTEXT) -> Iterator[VllmServers]:
+    own = {"decode": decode, "stop_ids": frozenset({STOP}), "max_context": max_context}
+    with closing(VllmServers(urls, **own, version=version)) as policy:
+        yield policy
 
 
 @pytest.fixture
@@ -128,8 +128,7 @@ def dying() -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 def test_adapters_are_swapped_and_proved_over_http(url: str, tmp_path: Path) -> None:
     model = with_adapters(tiny_model())
-    policy = connected(url)
-    try:
+    with connected(url) as policy:
         for step in range(5):
             train_a_little(model, seed=step)
             policy.load_adapter(saved(model, tmp_path / str(step)))
@@ -141,16 +140,13 @@ def test_adapters_are_swapped_and_proved_over_http(url: str, tmp_path: Path) -> 
         train_a_little(model, seed=9)
         with pytest.raises(RunError, match="does not serve the weights"):
             prove(model, policy)
-    finally:
-        policy.close()
     assert [
         card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"] if "policy" in card["id"]
     ] == []
 
 
 def test_overflow_stop_tokens_and_seeds_are_as_in_process(url: str) -> None:
-    policy = connected(url, version=0)
-    try:
+    with connected(url, version=0) as policy:
         full = ask(policy, requests(prompts(1, length=MAX_CONTEXT)))[0]
         assert (full.token_ids, full.finish_reason) == ((), FinishReason.OVERFLOW)
         asked = requests(prompts(12), temperature=2.0, max_new_tokens=120)
@@ -159,31 +155,24 @@ def test_overflow_stop_tokens_and_seeds_are_as_in_process(url: str) -> None:
         assert ended and all(c.token_ids[-1] == STOP for c in ended)
         assert worst(tiny_model(), asked, got) < PARITY
         assert [c.token_ids for c in ask(policy, asked)] == [c.token_ids for c in got]
-    finally:
-        policy.close()
 
 
 def test_a_whole_checkpoint_is_loaded_and_proved_also_its_tied_head(url: str, tmp_path: Path) -> None:
     model = tiny_model()
-    policy = connected(url)
-    try:
-        for step in range(2):
-            if step:
-                train_a_little(model, seed=step)
-            model.save_pretrained(tmp_path / str(step))
-            policy.load_folder(tmp_path / str(step))
-            assert prove(model, policy) < 1e-5
-            assert policy.version == step
-        with pytest.raises(RunError, match=r"answers \d+"):
-            policy.load_folder(tmp_path / "nowhere")
-    finally:
-        policy.load_folder(saved_plain(tmp_path / "end"))
-        policy.close()
-
-
-def saved_plain(folder: Path) -> Path:
-    tiny_model().save_pretrained(folder)
-    return folder
+    with connected(url) as policy:
+        try:
+            for step in range(2):
+                if step:
+                    train_a_little(model, seed=step)
+                model.save_pretrained(tmp_path / str(step))
+                policy.load_folder(tmp_path / str(step))
+                assert prove(model, policy) < 1e-5
+                assert policy.version == step
+            with pytest.raises(RunError, match=r"answers \d+"):
+                policy.load_folder(tmp_path / "nowhere")
+        finally:
+            tiny_model().save_pretrained(tmp_path / "end")
+            policy.load_folder(tmp_path / "end")
 
 
 def test_the_turns_of_a_server_that_dies_are_played_on_another(
@@ -191,23 +180,19 @@ def test_the_turns_of_a_server_that_dies_are_played_on_another(
 ) -> None:
     model = with_adapters(tiny_model())
     train_a_little(model, seed=1)
-    policy = connected(dying[0], url)
-    try:
+    with connected(dying[0], url) as policy:
         policy.load_adapter(saved(model, tmp_path / "adapter"))
         asked = requests(prompts(6))
         got = ask(policy, asked)
         assert dying[1].stdout is not None and dying[1].stdout.readline() == "turn\n"  # it was asked
         assert worst(model, asked, got) < PARITY
         assert prove(model, policy) < 1e-5
-    finally:
-        policy.close()
 
 
 def test_when_no_server_is_left_the_run_ends_with_their_names(
     dying: tuple[str, subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    policy = connected(dying[0], version=0)
-    try:
+    with connected(dying[0], version=0) as policy:
         with pytest.raises(RunError, match="none of the vLLM servers answers any more") as caught:
             ask(policy, requests(prompts(3)))
         assert dying[0] in str(caught.value)
@@ -215,40 +200,31 @@ def test_when_no_server_is_left_the_run_ends_with_their_names(
         dying[1].wait()
         with pytest.raises(RunError, match="no vLLM server took the new weights"):
             policy.load_adapter(tmp_path)
-    finally:
-        policy.close()
 
 
 def test_an_address_without_a_server_is_the_users_error_with_the_command_that_starts_one() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    with pytest.raises(UserError, match="no vLLM server answers") as caught:
-        connected(nobody)
+    with pytest.raises(UserError, match="no vLLM server answers") as caught, connected(nobody):
+        pass
     assert "api_server" in str(caught.value.remedy)
 
 
 def test_a_server_with_too_short_a_context_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match=f"holds contexts of {MAX_CONTEXT} tokens"):
-        connected(url, max_context=MAX_CONTEXT + 1)
+    refused = pytest.raises(UserError, match=f"holds contexts of {MAX_CONTEXT} tokens")
+    with refused, connected(url, max_context=MAX_CONTEXT + 1):
+        pass
 
 
-def test_a_server_that_is_killed_in_a_turn_ends_it_with_an_error(
+async def test_a_server_that_is_killed_in_a_turn_ends_it_with_an_error(
     server: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
     """Last of this file: the server is gone afterwards."""
     url, process = server
-    policy = connected(url, version=0)
-
-    async def run() -> Any:
+    with connected(url, version=0) as policy, pytest.raises(RunError, match="none of the vLLM servers"):
         async with asyncio.timeout(60):
             turns = asyncio.create_task(policy.complete(requests(prompts(8), max_new_tokens=150)))
             await asyncio.sleep(0)
             process.kill()
-            return await turns
-
-    try:
-        with pytest.raises(RunError, match="none of the vLLM servers"):
-            asyncio.run(run())
-    finally:
-        policy.close()
+            await turns

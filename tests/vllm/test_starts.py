@@ -23,10 +23,7 @@ def test_episodes_of_a_checkpoint_have_the_logprobs_of_its_weights(checkpoint: P
     for split, part in (("train", samples(count=2)), ("heldout", samples(count=3)[2:])):
         dataset(tmp_path / "data" / f"{split}.jsonl", part)
     data = tmp_path / "data"
-    train(
-        configured(checkpoint, data, "algorithm=sft", "training.eval_samples=0"),
-        run_dir=tmp_path / "warm",
-    )
+    train(configured(checkpoint, data, "algorithm=sft", "training.eval_samples=0"), run_dir=tmp_path / "warm")
     # The canary of the run itself compares vLLM with the trainer after its step.
     backend = ("rollout.backend=vllm", "rollout.max_context_tokens=1024")
     run = train(

@@ -113,28 +113,25 @@ def test_weights_that_were_never_sent_are_caught_with_both_numbers(policy: VllmP
         prove(model, policy)
 
 
-def test_a_turn_in_flight_goes_on_with_the_new_weights_and_says_which_tokens_are_whose(
+async def test_a_turn_in_flight_goes_on_with_the_new_weights_and_says_which_tokens_are_whose(
     policy: VllmPolicy, model: Any
 ) -> None:
     old = tiny_model()
     asked = requests(prompts(6), max_new_tokens=150, temperature=0.7)
     first = policy.version
 
-    async def run() -> list[Completion]:
-        async with asyncio.timeout(120):
-            turns = asyncio.create_task(policy.complete(asked))
-            await asyncio.sleep(0)
-            for seed in (5, 6):
-                before = sum(engine_tokens(policy))
-                while sum(engine_tokens(policy)) < before + 60:
-                    await asyncio.sleep(0.01)
-                train_a_little(model, seed=seed)
-                states.append(weights_of(model))
-                await asyncio.to_thread(policy.load_weights, states[-1])
-            return await turns
-
     states = [weights_of(old)]
-    got = asyncio.run(run())
+    async with asyncio.timeout(120):
+        turns = asyncio.create_task(policy.complete(asked))
+        await asyncio.sleep(0)
+        for seed in (5, 6):
+            before = sum(engine_tokens(policy))
+            while sum(engine_tokens(policy)) < before + 60:
+                await asyncio.sleep(0.01)
+            train_a_little(model, seed=seed)
+            states.append(weights_of(model))
+            await asyncio.to_thread(policy.load_weights, states[-1])
+        got = await turns
     long = [(r, c) for r, c in zip(asked, got, strict=True) if len(c.policy_versions) == 3]
     assert long
     for request, completion in zip(asked, got, strict=True):
