@@ -228,7 +228,7 @@ def _explore(
         "edges": edges,
         "silent": [{"reason": s.reason, "tools": list(s.tools), "sentence": s.sentence} for s in silences],
         "changes": {
-            change.spec.dotted: [read.spec.dotted for read in change.reads] for change in effects.changes
+            change.spec.dotted: [reader.dotted for reader in change.readers] for change in effects.changes
         },
     }
     console.note(
@@ -237,7 +237,7 @@ def _explore(
         f"of which {graph.failed} failed"
     )
     for change in effects.changes:
-        shown = " and ".join(dict.fromkeys(read.spec.dotted for read in change.reads))
+        shown = " and ".join(reader.dotted for reader in change.readers)
         console.note(f"{change.spec.dotted} changes something that {shown} shows")
     for silence in silences:
         console.note(silence.sentence)

@@ -1,9 +1,10 @@
-"""What a tool may be asked about: values for its parameters, of several kinds, the likeliest first."""
+"""What a tool may be asked about: for each parameter lists of values, the likely ones first."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,14 @@ from mcpagent.synth.explore.words import name_words, words_of
 from mcpagent.tools.probes.arguments import resolved
 from mcpagent.tools.workspace import files_below
 
+# How soon a list of values is tried: an enum, what names or the user say, what may be meant, what is made up.
+GIVEN, LIKELY, POSSIBLE, GUESSED = range(4)
+
 _DEEPEST = 6  # of objects in objects
 _DRAWN = 60  # values that are made up for a parameter
-_MANY = 400  # values of one kind that are remembered
-_MORE = 100  # of a list, to see all of it
-MORE = "enough for all"  # the label of such limits
-REFUSALS = 5  # of a kind of value, after which it is not tried again
+_MANY = 400  # values of one list that are remembered
+_REFUSALS = 5  # of values from one place, after which it is left alone
+_ALL = 100  # items of a list with a limit, to see all of it
 _VAGUE = words_of("id name key value title code path url text type data of")
 _ACTS = words_of("get list find read search show lookup")
 
@@ -40,26 +43,20 @@ _ASKED = (
     ("path", r"\b(path|file|folder|directory|dir|repo|repository|filename|filepath|database)s?\b"),
     ("text", r"\b(text|string|message|content|sentence|input|word)s?\b"),
 )
-_LOOKS = (
-    ("url", r"[a-z][a-z0-9+.-]*://\S+"),
-    ("date", r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d\S*)?"),
-    ("time", r"\d\d:\d\d(:\d\d)?"),
-    ("timezone", r"(Africa|America|Asia|Atlantic|Australia|Europe|Pacific|Etc)/[A-Z]\w+(/\w+)?"),
-    ("path", r"(?:\S*/\S*|[\w-]+\.[A-Za-z]\w{0,4})"),
-)
+_LOOKS = {
+    "url": r"[a-z][a-z0-9+.-]*://\S+",
+    "date": r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d\S*)?",
+    "time": r"\d\d:\d\d(:\d\d)?",
+    "timezone": r"(Africa|America|Asia|Atlantic|Australia|Europe|Pacific|Etc)/[A-Z]\w+(/\w+)?",
+    "path": r"(?:\S*/\S*|[\w-]+\.[A-Za-z]\w{0,4})",
+}
 _ZONES = (
-    "America/New_York",
-    "Europe/London",
-    "Asia/Tokyo",
-    "Australia/Sydney",
-    "Asia/Kolkata",
-    "Africa/Cairo",
+    *("America/New_York", "Europe/London", "Asia/Tokyo", "Australia/Sydney", "Asia/Kolkata", "Africa/Cairo"),
 )
 _SENTENCES = (
     *("hello world", "lighthouse", "winter garden", "Fresh bread and olives", "Seven boats came back"),
     *("The gate stays open", "Two crates are missing", "Snow fell all night", "Ask again on Monday"),
 )
-_DRAWN_SCORE = {"timezone": 4.0, "date": 3.0, "time": 3.0, "expression": 3.0}
 
 # Lists of values in a description or in a refusal.
 _QUOTED = re.compile(r"(?<!\w)['\"`‘“]([^'\"`’”\n]{1,60})['\"`’”](?!\w)")
@@ -73,33 +70,25 @@ _MOST_LISTED = 60  # values that a text names
 
 
 @dataclass
-class Kind:
-    """Values that are alike: from one field, or drawn for one reason. `score` says how likely they are to be
-    what is asked for; `refused` and `accepted` count what the tool said of them, `pending` what it is being
-    asked."""
+class Candidates:
+    """Values for a parameter that come from one place, how soon they are tried (`rank`), and how often one
+    was accepted or refused."""
 
-    label: str
-    score: float
+    rank: int
     values: dict[str, Any] = field(default_factory=dict)  # by repr
     accepted: int = 0
     refused: int = 0
-    pending: int = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether it may be tried again."""
-        most = max(REFUSALS, self.accepted + 1) if self.accepted else REFUSALS
-        return self.refused + (0 if self.accepted else self.pending) < most
-
-    @property
-    def rank(self) -> float:
-        """The score, after what was heard."""
-        return self.score + min(self.accepted, 2) - 0.8 * self.refused - 0.3 * self.pending
+        """Whether more of them may be tried; of what the schema gives always."""
+        return self.rank == GIVEN or self.refused < max(_REFUSALS, self.accepted + 1)
 
 
 @dataclass
 class Slot:
-    """A scalar in the arguments of a tool: where it stands, what it takes, and the kinds of values for it."""
+    """A scalar in the arguments of a tool: where it stands, what it takes, and the candidates for it by
+    label."""
 
     path: tuple[str | int, ...]
     name: str
@@ -107,36 +96,28 @@ class Slot:
     about: str
     type: str
     form: str = ""
-    kinds: dict[str, Kind] = field(default_factory=dict)
+    lists: dict[str, Candidates] = field(default_factory=dict)
 
     @property
     def parameter(self) -> str:
         """The parameter that it stands in."""
         return str(self.path[0])
 
-    def add(self, label: str, score: float, values: Sequence[Any]) -> None:
-        """More values of a kind."""
+    def add(self, label: str, rank: int, values: Iterable[Any]) -> None:
+        """More values from a place."""
         for value in values:
-            kind = self.kinds.setdefault(label, Kind(label, score))
-            if len(kind.values) < _MANY:
-                kind.values.setdefault(repr(value), value)
+            known = self.lists.setdefault(label, Candidates(rank)).values
+            if len(known) < _MANY:
+                known.setdefault(repr(value), value)
 
-    @property
-    def was_accepted(self) -> bool:
-        """Whether the tool took any value for it."""
-        return any(kind.accepted for kind in self.kinds.values())
-
-    @property
-    def best(self) -> float:
-        """The score of the best kind that was never refused."""
-        return max((kind.score for kind in self.kinds.values() if not kind.refused), default=-9.0)
-
-    def ranked(self, level: float) -> list[Kind]:
-        """Return the kinds that are worth trying now, the best first. If one was accepted, no unlikely
-        ones."""
-        usable = [kind for kind in self.kinds.values() if kind.is_open and kind.score >= level]
-        least = max((kind.score - 0.5 for kind in usable if kind.accepted > 1), default=level)
-        return sorted((k for k in usable if k.accepted or k.score >= least), key=lambda kind: -kind.rank)
+    def values(self, rank: int) -> list[tuple[Candidates, Any]]:
+        """Return what is to be tried now, each with its list: in turn one of each list, the likelier lists
+        first. If some were accepted, none that are less likely."""
+        lists = [each for each in self.lists.values() if each.rank <= rank and each.is_open]
+        likeliest = min((each.rank for each in lists if each.accepted > 1), default=rank)
+        lists = sorted((each for each in lists if each.rank <= likeliest), key=lambda each: each.rank)
+        turns = itertools.zip_longest(*([(each, v) for v in each.values.values()] for each in lists))
+        return [pair for turn in turns for pair in turn if pair is not None]
 
 
 @dataclass(frozen=True)
@@ -153,10 +134,10 @@ class Shape:
         """All of them."""
         return (*self.required, *self.optional)
 
-    def filled(self, slots: Sequence[Slot], values: Sequence[Any]) -> JsonObject:
-        """Return the template with a value in each of the slots."""
+    def filled(self, values: Sequence[Any]) -> JsonObject:
+        """Return the template with a value in each of the required slots."""
         arguments = deepcopy(self.template)
-        for slot, value in zip(slots, values, strict=True):
+        for slot, value in zip(self.required, values, strict=True):
             node: Any = arguments
             for step in slot.path[:-1]:
                 node = node[step]
@@ -231,41 +212,37 @@ def value_form(value: object) -> str:
     """Return the form of a value; empty for a plain word."""
     if not isinstance(value, str):
         return "number"
-    looks = next((form for form, pattern in _LOOKS if re.fullmatch(pattern, value.strip())), "")
+    looks = next((form for form, pattern in _LOOKS.items() if re.fullmatch(pattern, value.strip())), "")
     return looks or ("text" if " " in value.strip() else "")
 
 
-def add_own_values(slot: Slot, spec: ToolSpec, *, seed: int) -> None:
-    """The values that the schema and the descriptions give, and those that are drawn for a form."""
-    schema = slot.schema
+def add_own_values(slot: Slot, spec: ToolSpec, *, seed: int, places: Sequence[str] = ()) -> None:
+    """The values that the schema and the descriptions give, the paths that the server was started with
+    (`places`) and the files in them, and those that are drawn for a form."""
+    schema, form = slot.schema, slot.form
     if slot.type == "boolean" or isinstance(schema.get("enum"), list):
-        slot.add("enum", 7, [value for value in schema.get("enum", [False, True]) if value is not None])
+        slot.add("enum", GIVEN, [value for value in schema.get("enum", [False, True]) if value is not None])
         return
-    slot.add("examples", 6, schema["examples"] if isinstance(schema.get("examples"), list) else [])
-    slot.add("default", 4, [schema["default"]] if schema.get("default") not in (None, "") else [])
-    if is_limit(slot.name) and slot.type in ("number", "integer"):
-        slot.add(MORE, 5, [min(_MORE, schema.get("maximum", _MORE))])
+    slot.add("examples", LIKELY, schema["examples"] if isinstance(schema.get("examples"), list) else [])
+    slot.add("default", LIKELY, [schema["default"]] if schema.get("default") not in (None, "") else [])
     rng = Random(derive_seed(seed, "drawn", spec.dotted, list(map(str, slot.path))))
     if slot.type in ("number", "integer", "numbers"):
-        slot.add("drawn", 0 if "id" in name_words(slot.name) else 2, list(_numbers(slot, rng)))
+        slot.add("all", LIKELY, [min(_ALL, schema.get("maximum", _ALL))] if is_limit(slot.name) else [])
+        is_known = is_paging(slot.name) or "id" in name_words(slot.name)  # pages are followed, not guessed
+        slot.add("drawn", GUESSED if is_known else POSSIBLE, _numbers(slot, rng))
     elif slot.type == "string":
-        is_told = slot.form in dict(_LOOKS)
-        said = [v for v in listed_values(slot.about) if not is_told or value_form(v) in (slot.form, "")]
-        slot.add("described", 5, said)
-        if not slot.form:  # of the tool, by which something else may be meant
-            slot.add("named in the description", 2.2, listed_values(spec.description))
-        slot.add("drawn", _DRAWN_SCORE.get(slot.form, 0.0), list(dict.fromkeys(_texts(slot.form, rng))))
-
-
-def add_places(slot: Slot, places: Sequence[str]) -> None:
-    """The paths that a server was started with, and the files in such folders, to be tried if nothing
-    likelier is left: a tool that takes the folder itself would refuse them all."""
-    if slot.form in ("path", "url"):
-        slot.add("of the configuration", 4, places)
-    for place in places if slot.form == "path" else ():
-        files = files_below(Path(place), most=_DRAWN)
-        slot.add("in a folder of the configuration", 1.9, [f"{place.rstrip('/')}/{file}" for file in files])
-        slot.add("below a folder of the configuration", 1.8, files)
+        said = [v for v in listed_values(slot.about) if form not in _LOOKS or value_form(v) in (form, "")]
+        slot.add("described", LIKELY, said)
+        if not form:  # of the tool, by which something else may be meant
+            slot.add("named in the description", POSSIBLE, listed_values(spec.description))
+        slot.add("of the configuration", LIKELY, places if form in ("path", "url") else ())
+        for place in places if form == "path" else ():
+            files = files_below(Path(place), most=_DRAWN)
+            slot.add(
+                "in a folder of the configuration", POSSIBLE, [f"{place.rstrip('/')}/{f}" for f in files]
+            )
+            slot.add("below a folder of the configuration", POSSIBLE, files)
+        slot.add("drawn", GUESSED if form in ("text", "") else LIKELY, _texts(form, rng))
 
 
 def _numbers(slot: Slot, rng: Random) -> Iterator[Any]:
@@ -300,40 +277,33 @@ def listed_values(text: str) -> list[str]:
     return list(dict.fromkeys(value.strip() for value in values if value.strip()))[:_MOST_LISTED]
 
 
-def learned_kind(
-    slot: Slot, spec: ToolSpec, source: ToolSpec, value: str | int, leaf: Leaf, prefix: str
-) -> tuple[str, float] | None:
-    """Return the label and the score of the kind that a value which another call gave has for this slot; None
-    if it is not for it. Depends on the value by its type and form alone."""
-    if slot.schema.get("enum") or slot.type not in ("string", "integer", "number"):
-        return None
+def learned_rank(slot: Slot, spec: ToolSpec, source: ToolSpec, value: str | int, leaf: Leaf) -> int | None:
+    """Return how soon a value that another call gave is tried for this slot; None if it is not for it.
+    Depends on the value by its type and form alone."""
     is_number = not isinstance(value, str)
+    if slot.schema.get("enum") or slot.type not in (
+        ("string", "integer", "number") if is_number else ("string",)
+    ):
+        return None
     if is_paging(slot.name, value) or is_cursor(leaf.name):
-        return None  # pages are followed, not guessed
+        return None
     if is_number and not is_number_for(source, leaf, spec, slot.name):
         return None
-    if slot.type != "string" and not is_number:
-        return None
-    label = f"{source.dotted}:{leaf.column}"
-    looks = value_form(value)
+    looks, related = value_form(value), _relation(slot, spec, source, leaf)
     if slot.form == "sql":
         around = name_words(f"{leaf.expression} {source.name}")
-        return None if is_number or looks else (f"{label} as a table", 3.5 if "table" in around else 1.0)
-    score = _relation(slot, spec, source, leaf)
-    if slot.type == "string" and is_number and score < 2:
+        return None if looks else LIKELY if "table" in around else POSSIBLE
+    if slot.type == "string" and is_number and related < 2:
         return None
-    if slot.form and slot.form == looks:
-        # A name without its folder may be a path, but seldom is.
-        score += 2 if looks != "path" or "/" in str(value) else 0.5
-    elif slot.form in dict(_LOOKS):
-        if score < 1:
-            return None
-        score -= 2
-    elif looks == "text" and not slot.form:
-        score -= 0.5
-    score -= 1.0 if leaf.in_prose else 0.0
-    score += 0.5 if prefix else 0.0  # the whole path, rather than a name that only the folder knows
-    return f"{label}{' in a folder' if prefix else ''} {looks}", score
+    if slot.form in _LOOKS and slot.form != looks and not related:
+        return None
+    rank = LIKELY if related > 1 else POSSIBLE if related else GUESSED
+    # A name without its folder may be a path, but seldom is.
+    if slot.form and slot.form == looks and (looks != "path" or "/" in str(value)):
+        rank = LIKELY
+    elif slot.form in _LOOKS and slot.form != looks:
+        rank += 1
+    return min(GUESSED, rank + leaf.in_prose)
 
 
 def taken_by(slot: Slot, value: str | int) -> Any:
@@ -341,13 +311,14 @@ def taken_by(slot: Slot, value: str | int) -> Any:
     return f"{SELECT}{value}" if slot.form == "sql" else str(value) if slot.type == "string" else value
 
 
-def _relation(slot: Slot, spec: ToolSpec, source: ToolSpec, leaf: Leaf) -> float:
-    """How much the names of a parameter, a field and their tools say that one feeds the other."""
-    asked, given = set(name_words(slot.name)), set(name_words(leaf.name))
+def _relation(slot: Slot, spec: ToolSpec, source: ToolSpec, leaf: Leaf) -> int:
+    """How much the names of a parameter, a field and their tools say that one feeds the other: 0 to 3."""
+    of_list = leaf.level.kind if leaf.level and not leaf.tail else ""  # an item goes by the name of its list
+    asked, given = set(name_words(slot.name)), set(name_words(leaf.name or of_list))
     path = re.sub(r"@|\b(word|number|rest)\(|\bresult\b", " ", leaf.expression)
     around = given | {*name_words(path), *name_words(source.name)}
     about = {*name_words(spec.name), *name_words(slot.about), *name_words(spec.description), *asked}
-    score = 1.0 if about & around - _VAGUE - _ACTS else 0.0
-    if asked and asked <= around:
-        return score + (2.5 if asked - _VAGUE else 1.0) + (0.5 if asked == given else 0.0)
-    return score + (1.0 if asked & around - _VAGUE or (given and given <= asked) else 0.0)
+    near = given if given - _VAGUE else around  # the reader of a loan is no loan
+    is_named = bool(asked) and asked <= near
+    is_like = is_named or bool(asked & near - _VAGUE) or (bool(given) and given <= asked)
+    return bool(about & around - _VAGUE - _ACTS) + is_like + (is_named and bool(asked - _VAGUE))

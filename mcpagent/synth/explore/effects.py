@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -30,10 +30,8 @@ class EffectCheck:
     nothing_else: bool
 
 
-def check_of(
-    read: Fact, was: ToolResult, now: ToolResult, values: Sequence[Any], there: Collection[str]
-) -> EffectCheck | None:
-    """Return what tells the change; None if nothing does. `there` are the values of what was there before."""
+def check_of(read: Fact, was: ToolResult, now: ToolResult, values: Sequence[Any]) -> EffectCheck | None:
+    """Return what tells the change that a call with such values made; None if nothing does."""
     if now.is_error or now.failure is not None or says_no(now):
         return None
     after = result_value(now)
@@ -44,17 +42,18 @@ def check_of(
     shown |= {str(v).rpartition("/")[2]: str(v) for v in values if folder_of(str(v)) in asked - {""}}
     expect: JsonObject = {}
     _compare(before, after, "", list(shown), expect)
-    told = json.dumps(expect, ensure_ascii=False)
-    covers = {
-        whole for value, whole in shown.items() if json.dumps(value, ensure_ascii=False).strip('"') in told
-    }
-    if before is None and expect:  # nobody could ask for it before
-        covers |= asked & set(shown.values())
-    # Where a value stands, or what is left of a list, tells which thing was changed.
-    is_placed = any("[" in path or "equals" in str(rule) for path, rule in expect.items())
-    covers |= set(there) if is_placed or (expect and asked & set(there)) else set()
+    told, then, before_then = (json.dumps(each, ensure_ascii=False) for each in (expect, after, before))
+    # What was there is told by its place in a list, or by what is left without it.
+    is_placed = any("[" in path for path in expect)
+
+    def tells(value: Any) -> bool:
+        text = json.dumps(value, ensure_ascii=False).strip('"')
+        is_there = text in before_then and (is_placed or text not in then)
+        return text in told or is_there or str(value) in asked
+
+    covers = frozenset(whole for value, whole in shown.items() if tells(value)) if expect else frozenset()
     is_alone = before is not None and others_unchanged(expect, after, before)
-    return EffectCheck(expect, frozenset(covers), is_alone) if covers and expect else None
+    return EffectCheck(expect, covers, is_alone) if covers else None
 
 
 def _compare(before: Any, after: Any, path: str, values: Sequence[Any], expect: JsonObject) -> None:
@@ -107,21 +106,20 @@ def _pattern(item: Any, values: Sequence[Any]) -> Any:
     return item if parts and all(is_given) else None
 
 
-def covering(seen: Sequence[tuple[Fact, EffectCheck]], values: Sequence[Any]) -> list[Fact] | None:
+def covering(
+    seen: Sequence[tuple[Fact, EffectCheck]], values: Sequence[Any]
+) -> list[tuple[Fact, EffectCheck]] | None:
     """Return as few reads as tell all the values between them; None if they do not. One that shows that
     nothing else was changed comes first, if there is one."""
     missing = {str(value) for value in values}
-    left, picked = list(seen), list[Fact]()
-    while missing or not picked:
-        if not left or len(picked) == MOST_CHECKS:
-            return None
+    left, picked = list(seen), list[tuple[Fact, EffectCheck]]()
+    while left and (missing or not picked):
         is_first = not picked
         best = max(left, key=lambda s: (is_first and s[1].nothing_else, len(s[1].covers & missing)))
         left.remove(best)
-        if best[1].covers & missing or not values:
-            picked.append(best[0])
-            missing -= best[1].covers
-    return picked
+        picked.append(best)
+        missing -= best[1].covers
+    return None if missing or not 0 < len(picked) <= MOST_CHECKS else picked
 
 
 def folder_of(text: str) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -17,36 +15,35 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.synth.explore.candidates import (
-    MORE,
-    Kind,
+    GUESSED,
+    LIKELY,
+    POSSIBLE,
+    Candidates,
     Slot,
     add_own_values,
-    add_places,
     argument_shape,
-    learned_kind,
+    learned_rank,
     listed_values,
     taken_by,
     value_form,
 )
 from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, grouped, scalars
 from mcpagent.synth.explore.leaves import Leaf, leaves_of, told_number
-from mcpagent.synth.explore.paging import is_paging, is_whole, next_page
+from mcpagent.synth.explore.paging import is_whole, next_page
 from mcpagent.synth.explore.questions import is_of_today
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
 
 _SIDE_BY_SIDE = 16  # calls; fixed, since what one wave of calls finds decides the next
-_WAVE = 6  # calls of a tool in one wave
+_WAVE = 5  # calls of a tool in one wave
 _ANSWERS = 120  # of one tool, after which it is known well enough
 _CALLS = 1800  # of all tools, shared among them
 _LEAST = 4  # answers of a tool, however many tools there are
 _PATIENCE = 10  # refusals that a tool may begin with
-_LAPS = 24  # through the values of several parameters
+_DRAWS = 400  # of values for several parameters
 _OPTIONAL = 24  # values of an optional parameter, if no other is needed
-_COMBINED = 256  # kinds of values of several parameters
+_VARIED = 4  # if one is
 _PAGES = 6  # that are followed from one call
-_VARIED = 4  # values of an optional parameter
-_LEVELS = (2.0, 0.7, -9.0)  # scores: what the names say is likely is tried first, by all tools
 # A tool that tells a field of such a name of today tells what is of now.
 _NOW = {(name,) for name in ("date", "time", "datetime", "day", "now", "today", "timestamp", "iso")}
 _PROBE = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
@@ -57,11 +54,12 @@ SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
 
 @dataclass
 class _Attempt:
+    """A call to make: what each slot is given, and `base`, the call that worked to which one parameter is
+    added."""
+
     arguments: JsonObject
-    kinds: tuple[Kind, ...] = ()
-    slots: tuple[Slot, ...] = ()
-    values: tuple[Any, ...] = ()
-    base: Fact | None = None  # whose arguments these are, but for one that is optional
+    given: Sequence[tuple[Slot, Candidates, Any]] = ()
+    base: Fact | None = None
     page: int = 1
 
 
@@ -78,101 +76,53 @@ class _Tool:
         self.facts: list[Fact] = []
         self.answers: dict[str, str] = {}
         self.following: list[_Attempt] = []  # next pages
-        self.followed = self.calls = self.refused = self.cut = 0
+        self.followed = self.refused = self.cut = 0
         self.errors: list[str] = []
         self.nonsense: Any = None
         self.is_checked = self.is_vain = False
         self._tried: set[str] = set()
-        self._varied: set[tuple[str, str]] = set()
-        self._rows: dict[tuple[Any, ...], Iterator[tuple[Any, ...]]] = {}
-        self._used: Counter[tuple[str, ...]] = Counter()
 
-    def attempts(self, level: float) -> list[_Attempt]:
-        """Return the next calls to make, of values that score `level` at least; less of a tool that
-        refuses."""
+    def attempts(self, rank: int) -> list[_Attempt]:
+        """Return the next calls to make, of values of that `rank` at most; none of a tool that refuses."""
         is_open = self.refused < _PATIENCE + len(self.facts) // 2
         room = min(_WAVE, self.most - len(self.facts)) if is_open else 0
-        made: list[_Attempt] = []
-        while self.following and len(made) < room:
-            attempt = self.following.pop(0)
-            made += [attempt] if self._is_new(attempt.arguments) else []
-        while len(made) < room and (attempt := self._next(level)) is not None:
-            made.append(attempt)
-            for kind in attempt.kinds:
-                kind.pending += 1
-        return made
+        # An optional parameter is worth a look, but not before the others are understood.
+        varied = itertools.islice(self._new(self._varied()), len(self.facts) > 1)
+        rest = (self._new(attempts) for attempts in (self.following, self._combined(rank), self._varied()))
+        return list(itertools.islice(itertools.chain(varied, *rest), max(0, room)))
 
-    def _is_new(self, arguments: JsonObject) -> bool:
-        key = json.dumps(arguments, sort_keys=True)
-        is_new = key not in self._tried
-        self._tried.add(key)
-        return is_new
+    def _new(self, attempts: Iterable[_Attempt]) -> Iterator[_Attempt]:
+        """Yield those that were not made."""
+        for attempt in attempts:
+            if (key := _key(attempt.arguments)) not in self._tried:
+                self._tried.add(key)
+                yield attempt
 
-    def _next(self, level: float) -> _Attempt | None:
-        if not self.shape.required and self._is_new(self.shape.template):
-            return _Attempt(self.shape.template)
-        # Optional parameters are worth a look, but not before the others are understood.
-        is_turn = len(self.facts) >= 2 and self.calls % 4 == 3
-        attempt = self._variation() if is_turn else None
-        attempt = attempt or (self._combined(level) if self.shape.required else None)
-        attempt = attempt or (self._variation() if self.facts else None)
-        self.calls += attempt is not None
-        return attempt
-
-    def _combined(self, level: float) -> _Attempt | None:
+    def _combined(self, rank: int) -> Iterator[_Attempt]:
+        """Yield calls with a value for each slot that needs one: first of values that came side by side,
+        which are of one thing. No text is given twice: from a place to itself it is no way."""
         slots = self.shape.required
-        most = _COMBINED if len(slots) == 1 else 4
-        ranked = [slot.ranked(level)[:most] for slot in slots]
-        choices = list(itertools.islice(itertools.product(*ranked), _COMBINED))
-        choices.sort(key=lambda kinds: self._used[_labels(kinds)] * 0.15 - sum(kind.rank for kind in kinds))
-        for kinds in choices:
-            if not all(kind.is_open for kind in kinds):
-                continue
-            labels = _labels(kinds)
-            rows = self._rows.setdefault(
-                (labels, *(len(kind.values) for kind in kinds)), _rows(kinds, self.rng)
-            )
-            for values in rows:
-                arguments = self.shape.filled(slots, values)
-                if self._is_new(arguments):
-                    self._used[labels] += 1
-                    return _Attempt(arguments, kinds, slots, values)
-        return None
-
-    def _variation(self) -> _Attempt | None:
-        """A call that is known to work, with one more parameter; each value of one gets a call."""
-        most = len(self.shape.template) + 1
-        plain = [fact for fact in self.facts if fact.page == 1 and len(fact.arguments) < most]
-        for slot in self.shape.optional if plain else ():
-            for kind in sorted(slot.kinds.values(), key=lambda k: -k.rank):
-                if not kind.is_open or kind.score < 2 or (is_paging(slot.name) and kind.label != MORE):
-                    continue
-                for value in list(kind.values.values())[: _OPTIONAL if not self.shape.required else _VARIED]:
-                    if (slot.name, repr(value)) in self._varied or value == slot.schema.get("default"):
-                        continue
-                    self._varied.add((slot.name, repr(value)))
-                    base = self.rng.choice(plain)
-                    arguments = {**base.arguments, slot.name: value}
-                    if self._is_new(arguments):
-                        return _Attempt(arguments, (kind,), (slot,), (value,), base)
-        return None
-
-
-def _labels(kinds: Sequence[Kind]) -> tuple[str, ...]:
-    return tuple(kind.label for kind in kinds)
-
-
-def _rows(kinds: Sequence[Kind], rng: Random) -> Iterator[tuple[Any, ...]]:
-    """Yield a value of each kind: first those that came side by side, which are of one thing, then others. No
-    text is given twice: from a place to itself it is no way."""
-    columns = [list(kind.values.values()) for kind in kinds]
-    longest = max(map(len, columns))
-    for lap in range(_LAPS if len(columns) > 1 else 1):
-        for n in rng.sample(range(longest), longest):
-            row = tuple(column[(n + place * lap) % len(column)] for place, column in enumerate(columns))
-            texts = [value for value in row if isinstance(value, str)]
+        columns = [slot.values(rank) for slot in slots]
+        longest = max(map(len, columns), default=1) if all(columns) else 0
+        places: Iterable[list[int]] = ([n] * len(slots) for n in self.rng.sample(range(longest), longest))
+        if len(slots) > 1:
+            drawn = ([self.rng.randrange(longest) for _ in slots] for _ in range(_DRAWS if longest else 0))
+            places = itertools.chain(places, drawn)
+        for row in places:
+            picked = [column[n % len(column)] for n, column in zip(row, columns, strict=True)]
+            texts = [value for _, value in picked if isinstance(value, str)]
             if len(set(texts)) == len(texts):
-                yield row
+                given = [(slot, *each) for slot, each in zip(slots, picked, strict=True)]
+                yield _Attempt(self.shape.filled([value for _, value in picked]), given)
+
+    def _varied(self) -> Iterator[_Attempt]:
+        """Yield the first call that worked with one more parameter."""
+        most = _VARIED if self.shape.required else _OPTIONAL
+        for slot in self.shape.optional if self.facts else ():
+            for place, value in slot.values(LIKELY)[:most]:
+                if value != slot.schema.get("default"):
+                    arguments = {**self.facts[0].arguments, slot.name: value}
+                    yield _Attempt(arguments, [(slot, place, value)], self.facts[0])
 
 
 async def learn(
@@ -213,18 +163,17 @@ class _Learner:
         self.tools = [_Tool(spec, seed, most, seed_values) for spec in readers]
         self._calls = self._failed = 0
         self._given: set[str] = set()
-        self._known_takers: dict[tuple[str, str, str, bool, bool], list[tuple[Slot, str, float]]] = {}
+        self._known_takers: dict[tuple[str, str, bool], list[tuple[Slot, int]]] = {}
         for tool in self.tools:
             for slot in tool.shape.slots:
-                slot.add("named by the user", 10, seed_values.get(f"{tool.spec.dotted}.{slot.name}", ()))
-                add_own_values(slot, tool.spec, seed=seed)
-                add_places(slot, places.get(tool.spec.server, ()))
+                slot.add("named by the user", LIKELY, seed_values.get(f"{tool.spec.dotted}.{slot.name}", ()))
+                add_own_values(slot, tool.spec, seed=seed, places=places.get(tool.spec.server, ()))
 
     async def run(self, session: SynthSession) -> None:
         """Waves of calls, the likelier ones first, until there is nothing more to try."""
         while True:
-            for level in _LEVELS:
-                wave = [(tool, attempt) for tool in self.tools for attempt in tool.attempts(level)]
+            for rank in (LIKELY, POSSIBLE, GUESSED):
+                wave = [(tool, attempt) for tool in self.tools for attempt in tool.attempts(rank)]
                 if wave:
                     break
             else:
@@ -263,15 +212,13 @@ class _Learner:
             tool.nonsense = None if _is_refusal(result) else shown_value(result)
 
     def _judge(self, tool: _Tool, attempt: _Attempt, result: ToolResult) -> None:
-        for kind in attempt.kinds:
-            kind.pending -= 1
         refusal = _refusal(tool, attempt, result)
         if refusal is not None:
             self._failed += 1
             _refuse(tool, attempt, refusal, result)
             return
-        for kind in attempt.kinds:
-            kind.accepted += 1
+        for _, place, _ in attempt.given:
+            place.accepted += 1
         value = shown_value(result)
         leaves = leaves_of(value, seed=derive_seed(self._seed, tool.spec.dotted))
         defaults = (slot.schema.get("default") for slot in tool.shape.slots)
@@ -297,26 +244,25 @@ class _Learner:
     def _learn(self, fact: Fact) -> None:
         """What the fact gives is tried by the tools that it may be meant for."""
         for value, leaf, prefix in given_by(fact):
-            key = json.dumps([fact.spec.dotted, leaf.column, prefix, value])
+            label = f"{fact.spec.dotted}:{leaf.column}{' in a folder' if prefix else ''} {value_form(value)}"
+            key = json.dumps([label, value])
             is_long = isinstance(value, str) and (not 0 < len(value) <= 200 or "\n" in value)
             if key in self._given or is_long:
                 continue
             self._given.add(key)
-            for slot, label, score in self._takers(fact.spec, value, leaf, prefix):
+            for slot, rank in self._takers(label, fact.spec, value, leaf):
                 is_item = any(isinstance(step, int) for step in slot.path)  # which is no list of several
-                slot.add(label, score, [] if is_item and "," in str(value) else [taken_by(slot, value)])
+                slot.add(label, rank, [] if is_item and "," in str(value) else [taken_by(slot, value)])
 
-    def _takers(
-        self, source: ToolSpec, value: str | int, leaf: Leaf, prefix: str
-    ) -> list[tuple[Slot, str, float]]:
-        """The slots that values like this one are for; worked out once for a field and a form."""
-        alike = (source.dotted, leaf.column, value_form(value), "/" in str(value), bool(prefix))
+    def _takers(self, label: str, source: ToolSpec, value: str | int, leaf: Leaf) -> list[tuple[Slot, int]]:
+        """The slots that values like this one are for; worked out once for a place and a form."""
+        alike = (label, value_form(value), "/" in str(value))
         if alike not in self._known_takers:
             self._known_takers[alike] = [
-                (slot, *kind)
+                (slot, rank)
                 for tool in self.tools
                 for slot in tool.shape.slots
-                if (kind := learned_kind(slot, tool.spec, source, value, leaf, prefix)) is not None
+                if (rank := learned_rank(slot, tool.spec, source, value, leaf)) is not None
             ]
         return self._known_takers[alike]
 
@@ -379,24 +325,18 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
 
 
 def _refuse(tool: _Tool, attempt: _Attempt, refusal: str, result: ToolResult) -> None:
-    """Count a refusal for the kinds of values that it speaks of, else for those of which least is known."""
+    """Count a refusal for the values that it speaks of, else for those of which least is known; and try what
+    it names."""
     tool.refused += 4 if result.failure in (FailureKind.TIMEOUT, FailureKind.CRASHED) else 1
     tool.errors.append(refusal)
-    parts = list(zip(attempt.kinds, attempt.slots, attempt.values, strict=True))
-    blamed = [
-        part
-        for part in parts
-        if re.search(rf"\b{re.escape(part[1].name)}\b", refusal)
-        or (len(str(part[2])) > 2 and str(part[2]) in refusal)
-    ]
-    unsure = [part for part in parts if not part[0].accepted]
-    guessed = [part for part in unsure if part[0].label != "enum"]  # what the schema allows was hardly it
-    for kind, slot, value in blamed or guessed or unsure or parts:
-        kind.refused += 1
-        if slot.type == "string" and not slot.schema.get("enum") and result.is_error:
+    unsure = [part for part in attempt.given if not part[1].accepted] or attempt.given
+    blamed = [part for part in unsure if part[0].name in refusal or str(part[2]) in refusal] or unsure
+    for slot, place, value in blamed:
+        place.refused += 1
+        if slot.type == "string" and "enum" not in slot.lists and result.is_error:
             repeated = (str(value), slot.name, tool.spec.name)  # whole, or the beginning
             named = [v for v in listed_values(refusal) if not any(text.startswith(v) for text in repeated)]
-            slot.add("named in a refusal", 2.5, named)
+            slot.add("named in a refusal", LIKELY, named)
 
 
 def _why_nothing(tool: _Tool) -> Silence:
@@ -407,11 +347,9 @@ def _why_nothing(tool: _Tool) -> Silence:
     if tool.cut:
         return Silence("too_long", "gave answers that are too long to be shown whole", (name,))
     detail = f"{name} said: {tool.errors[0]}" if tool.errors else ""
-    lacking = [slot for slot in tool.shape.required if slot.best < _LEVELS[1] and not slot.was_accepted]
-    if lacking:
-        is_tried = any(kind.refused for slot in lacking for kind in slot.kinds.values())
-        names = list(dict.fromkeys(slot.name for slot in lacking))
-        why = "for which it took nothing that was tried" if is_tried else "which nothing gave"
+    names = list(dict.fromkeys(slot.name for slot in tool.shape.required if "enum" not in slot.lists))
+    if names:
+        why = "for which it took nothing that was tried" if tool.refused else "which nothing gave"
         options = " ".join(f"--seed-value {name}=..." for name in names)
         text = f"cannot be asked without {' and '.join(names)}, {why}; name one: {options}"
         return Silence("no_value", text, (tool.spec.dotted,), detail)

@@ -14,7 +14,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.tasks import Task
-from mcpagent.synth.explore.candidates import Kind
+from mcpagent.core.tools import ToolSpec
+from mcpagent.synth.explore.candidates import LIKELY, POSSIBLE, argument_shape, learned_rank
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.paging import is_paging, next_page
@@ -197,24 +198,6 @@ def test_a_kind_of_value_that_is_refused_five_times_is_not_tried_again() -> None
     assert 0 < len(given) <= 15 and len(sentences) <= 10
 
 
-@pytest.mark.parametrize(
-    ("accepted", "refused", "pending", "is_open"),
-    [
-        (0, 4, 0, True),
-        (0, 5, 0, False),
-        (0, 2, 3, False),
-        (0, 2, 2, True),
-        (2, 5, 0, False),
-        (8, 5, 0, True),
-    ],
-)
-def test_a_kind_is_open_until_five_refusals_unless_more_of_it_were_accepted(
-    accepted: int, refused: int, pending: int, is_open: bool
-) -> None:
-    kind = Kind("names", 1.0, accepted=accepted, refused=refused, pending=pending)
-    assert kind.is_open is is_open
-
-
 def test_what_is_asked_and_learned_depends_on_the_seed_and_not_on_who_answers_first() -> None:
     worlds = [harbour() for _ in range(3)]
     even, uneven, other = (
@@ -315,6 +298,16 @@ def test_a_text_that_is_json_is_read_as_the_object_that_it_is() -> None:
     leaves = {leaf.expression: leaf for leaf in leaves_of(answer)}
     assert leaves["@.result.rows[1].tons"].value == 4400
     assert resolve_references("${step1.result.rows[1].tons}", {"step1": answer}) == 4400
+
+
+@pytest.mark.parametrize(("parameter", "rank"), [("observation", LIKELY), ("entity_type", POSSIBLE)])
+def test_an_item_of_a_list_goes_by_the_name_of_its_list(parameter: str, rank: int) -> None:
+    graph = ToolSpec(server="s", name="read_graph", input_schema={})
+    schema = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
+    target = ToolSpec(server="s", name="find_entity", input_schema=schema)
+    leaf, *_ = leaves_of({"entities": [{"observations": ["was built in 1971", "weighs 12 tons"]}]})
+    (slot,) = argument_shape(target).required
+    assert learned_rank(slot, target, graph, "was built in 1971", leaf) == rank
 
 
 def test_what_the_description_lists_is_tried_where_nothing_else_does() -> None:
