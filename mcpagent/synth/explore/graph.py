@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from mcpagent.core.records import JsonObject
@@ -46,6 +47,14 @@ class Fact:
     def numbers(self) -> Iterator[tuple[str, int]]:
         """(parameter, number) of the whole numbers among the arguments."""
         return ((name, item) for name, item in self._scalars() if type(item) is int)
+
+    def same_as(self, leaf: Leaf) -> Leaf | None:
+        """Return the leaf of the same field as one of another result."""
+        return self._by_column.get(leaf.column)
+
+    @cached_property
+    def _by_column(self) -> dict[str, Leaf]:
+        return {leaf.column: leaf for leaf in reversed(self.leaves) if not leaf.in_prose}
 
     def _scalars(self) -> Iterator[tuple[str, Any]]:
         for name, value in self.arguments.items():

@@ -13,6 +13,8 @@ from mcpagent.synth.explore.candidates import value_form
 from mcpagent.synth.explore.graph import Fact, scalars
 from mcpagent.synth.explore.paging import is_paging
 from mcpagent.synth.explore.questions import is_choice
+from mcpagent.synth.explore.subjects import Subjects
+from mcpagent.synth.explore.walks import replaced_in
 from mcpagent.synth.explore.words import FREE_TEXT, spaced
 
 LEAST_KNOWN = 3  # names of a kind, before one can be invented that looks like them
@@ -72,9 +74,8 @@ class Inventor:
     and are nowhere in `everything`."""
 
     def __init__(self, facts: Sequence[Fact], everything: Sequence[Fact]) -> None:
-        self._known = _values(facts)
-        self._all_known = _values(everything)
-        self._everything = everything
+        self._facts, self._everything = facts, everything
+        self._subjects = Subjects(everything)
 
     @cached_property
     def taken(self) -> set[str]:
@@ -84,56 +85,35 @@ class Inventor:
     def unlike(self, fact: Fact, rng: Random) -> tuple[Fact, str] | None:
         """Return the call about a thing that there is not, of which nothing is told, and what that is
         called."""
-        parameter = self._naming_parameter(fact)
-        things = list(self._known.get((fact.spec.dotted, parameter or ""), ()))
-        value = invented_like(things, self.taken, rng)
-        return None if value is None or parameter is None else (_about(fact, parameter, value), str(value))
+        real = self._name(fact)
+        known = dict.fromkeys(self._name(other) for other in self._facts if other.spec is fact.spec)
+        value = invented_like([name for name in known if name is not None], self.taken, rng)
+        if real is None or value is None:
+            return None
+        return Fact(fact.spec, replaced_in(fact.arguments, str(real), value)), str(value)
 
     def also(self, fact: Fact, name: str) -> list[Fact]:
         """Return the same of every other tool that was asked about things of the kind of that of `fact`."""
-        parameter = self._naming_parameter(fact)
-        kind = set(map(str, self._all_known.get((fact.spec.dotted, parameter or ""), ())))
+        kind = {str(self._name(other)) for other in self._everything if other.spec is fact.spec}
         made: dict[str, Fact] = {}
         for other in self._everything:
-            theirs = None if other.spec.dotted in (fact.spec.dotted, *made) else self._naming_parameter(other)
-            values = self._all_known.get((other.spec.dotted, theirs or ""), {})
-            if theirs is None or set(map(str, values)).isdisjoint(kind):
-                continue
-            (real,) = scalars(other.arguments[theirs])
-            value = int(name) if isinstance(real, int) and name.isdigit() else name
-            made[other.spec.dotted] = _about(other, theirs, value)
+            real = None if other.spec.dotted in (fact.spec.dotted, *made) else self._name(other)
+            if real is not None and str(real) in kind:
+                value = int(name) if isinstance(real, int) and name.isdigit() else name
+                made[other.spec.dotted] = Fact(other.spec, replaced_in(other.arguments, str(real), value))
         return list(made.values())
 
-    def _naming_parameter(self, fact: Fact) -> str | None:
-        """The parameter that names what a call is about: that of which the most values are known."""
-        names = [
-            name
-            for name, value in fact.arguments.items()
-            if not is_choice(fact.spec, name)
-            and not is_paging(name, value)
-            and not set(spaced(name).split()) & FREE_TEXT
-            and len(list(scalars(value))) == 1
-        ]
-        values = self._all_known
-        return max(names, key=lambda name: len(values.get((fact.spec.dotted, name), ())), default=None)
+    def _name(self, fact: Fact) -> str | int | None:
+        """What the thing that a call is about is called; None if it is not by a name."""
+        parameter = self._subjects.parameter_of(fact)
+        given = list(scalars(fact.arguments.get(parameter)))
+        is_name = not (set(spaced(parameter).split()) & FREE_TEXT or is_choice(fact.spec, parameter))
+        if not is_name or len(given) != 1 or is_paging(parameter, given[0]):
+            return None
+        return given[0] if isinstance(given[0], str | int) else None
 
 
 def known_values(facts: Iterable[Fact]) -> set[str]:
     """Return every value that is known, in small letters."""
     values = (v for fact in facts for v in (*scalars(fact.arguments), *(leaf.value for leaf in fact.leaves)))
     return {str(value).casefold() for value in values}
-
-
-def _values(facts: Iterable[Fact]) -> dict[tuple[str, str], dict[str | int, None]]:
-    """By tool and parameter, the texts and whole numbers that it was given, in order."""
-    values: dict[tuple[str, str], dict[str | int, None]] = {}
-    for fact in facts:
-        for parameter, argument in fact.arguments.items():
-            given = [v for v in scalars(argument) if isinstance(v, str | int) and not isinstance(v, bool)]
-            values.setdefault((fact.spec.dotted, parameter), {}).update(dict.fromkeys(given))
-    return values
-
-
-def _about(fact: Fact, parameter: str, value: str | int) -> Fact:
-    is_listed = isinstance(fact.arguments[parameter], list)
-    return Fact(fact.spec, {**fact.arguments, parameter: [value] if is_listed else value})

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, timedelta
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -50,7 +51,6 @@ WISHES = ("{wish}.", "please {wish}.", "{wish}, please.", "can you {wish}?", "I 
 NAMED = ("{thing}", "I mean {thing}.", "{thing}, please.", "sorry, {thing}.")
 _ORDINALS = ("first", "second", "third")
 _NAMES = 5  # words of a value that stands in a sentence without quotes
-_LABELS = IDENTIFIERS | words_of("year version page port mode permissions")  # more of it is not more
 _YEARS = range(1000, 2101)
 _TIMES = words_of("seconds minutes hours days nights weeks months quarters years")
 _SPANS = words_of("duration time length delay timeout age interval period")
@@ -309,11 +309,12 @@ def is_of_today(value: Any) -> bool:
 
 def is_amount(leaf: Leaf, values: Collection[Any]) -> bool:
     """Return whether a field has the highest of such values, by its name and by them: one that names a thing,
-    or a year (`born`), is a label."""
+    counts things through (page 41, 42, 43) or is a year (`born`) is a label."""
     is_number = all(isinstance(value, int | float) for value in values)
-    if not is_number or not leaf.name or set(spaced(leaf.name).split()) & _LABELS:
+    if not is_number or not leaf.name or set(spaced(leaf.name).split()) & IDENTIFIERS:
         return False
-    return not all(type(value) is int and value in _YEARS for value in values)
+    is_counted = {after - before for before, after in pairwise(sorted(values))} == {1}
+    return not is_counted and not all(type(value) is int and value in _YEARS for value in values)
 
 
 def wish_of(spec: ToolSpec, arguments: Mapping[str, Any]) -> str:

@@ -37,50 +37,11 @@ class Shapes:
     facts: Sequence[Fact]
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     _by_spec: dict[str, list[Fact]] = field(default_factory=dict)
+    _askable_of: dict[int, list[tuple[Leaf, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for fact in self.facts:
             self._by_spec.setdefault(fact.spec.dotted, []).append(fact)
-
-    @cached_property
-    def _constant(self) -> set[tuple[str, str]]:
-        """(tool, column) of what is the same in every result that tells it: often it names a thing itself,
-        as in `- Fluffy: halves the damage`."""
-        facts = self.graph.facts
-        told = {(fact.spec.dotted, leaf.column, str(leaf.value)) for fact in facts for leaf in fact.leaves}
-        values, calls = (
-            Counter((tool, column) for tool, column, _ in told),
-            Counter(f.spec.dotted for f in facts),
-        )
-        return {place for place, times in values.items() if times < 2 < calls[place[0]]}
-
-    @cached_property
-    def _repeated(self) -> set[tuple[str, str, str]]:
-        """(tool, list, field) of fields that do not tell the items of every such list apart."""
-        repeated: set[tuple[str, str, str]] = set()
-        for fact in self.graph.facts:
-            told = Counter(
-                (leaf.level.rows, leaf.tail[0], str(leaf.value).casefold())
-                for leaf in fact.leaves
-                if leaf.level and len(leaf.tail) == 1
-            )
-            twice = [place for place, times in told.items() if times > 1]
-            repeated |= {(fact.spec.dotted, column_of(rows), name) for rows, name, _ in twice}
-        return repeated
-
-    def _is_told_apart(self, leaf: Leaf, fact: Fact) -> bool:
-        keys = ((fact.spec.dotted, column_of(level.rows), level.key) for level in leaf.levels)
-        return self._repeated.isdisjoint(keys)
-
-    @cached_property
-    def _values(self) -> Mapping[str, set[str]]:
-        """Every value that a tool tells of what a question may ask for: two for one are ambiguous."""
-        told: dict[str, set[str]] = {}
-        for fact in self.graph.facts:
-            for leaf in fact.leaves:
-                if is_worth_asking(leaf, fact) and (goal := goal_of(leaf, fact)):
-                    told.setdefault(goal.casefold(), set()).add(str(leaf.value))
-        return told
 
     @cached_property
     def inventor(self) -> Inventor:
@@ -92,25 +53,29 @@ class Shapes:
         shape = rng.choices(list(self.weights), weights=list(self.weights.values()))[0]
         # A tool with few facts is asked about as often as one with many, half of the time.
         pool = self.facts if rng.random() < 0.5 else self._by_spec[rng.choice(sorted(self._by_spec))]
-        return getattr(self, shape)(rng, rng.choice(pool))
+        fact = rng.choice(pool)
+        if shape in _OF_LISTS:
+            table = self._table(rng, fact)
+            return getattr(self, shape)(rng, fact, *table) if table else None
+        if not (askable := self._askable(fact)):
+            return None
+        # A whole text less often than what has a name of its own.
+        leaf, goal = rng.choices(askable, weights=[4.0 if leaf.name else 1.0 for leaf, _ in askable])[0]
+        return getattr(self, shape)(rng, fact, leaf, goal)
 
     # One call
 
-    def single(self, rng: Random, fact: Fact) -> Walk | None:
+    def single(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk:
         """Return a field of what one call says."""
-        leaf = self._ask(rng, fact)
-        goal = leaf and self._clear_goal(leaf, fact)
-        return self._of_leaf("single", fact, leaf, goal) if leaf and goal else None
+        value = f"${{{leaf.at_step(1)}}}"
+        told = (Seen(value, self._told_by(leaf, fact)),)
+        return Walk("single", "single", (Step(fact),), goal, _answer_of(leaf, value), told)
 
-    def counted(self, rng: Random, fact: Fact) -> Walk | None:
+    def counted(self, rng: Random, fact: Fact, leaf: Leaf, column: list[Any], rows: str, group: str) -> Walk:
         """Return how many items a list has, or the most or the least of something."""
-        table = self._table(rng, fact)
-        if table is None:
-            return None
-        leaf, column, rows, group = table
         name, (most, function) = leaf.tail[0], rng.choice(_MOST)
         shape, goal, expression = "counted", f"the number of {group}", f"count({rows})"
-        if is_amount(leaf, column) and rng.random() < 0.7:
+        if self._is_amount(leaf, column) and rng.random() < 0.7:
             shape, goal = most, f"the {most} {questions.field_of(leaf, fact)} of all {group}"
             expression = f'{function.__name__}(pluck({rows}, "{name}"))'
         # Who has seen the first and the last item of a list has seen the list.
@@ -118,12 +83,10 @@ class Shapes:
         told = tuple(Seen(end, self._arguments(fact)) for end in ends)
         return Walk("single", shape, (Step(fact),), goal, Answer("number", (f"${{{expression}}}",)), told)
 
-    def listed(self, rng: Random, fact: Fact) -> Walk | None:
+    def listed(
+        self, rng: Random, fact: Fact, leaf: Leaf, column: list[Any], rows: str, group: str
+    ) -> Walk | None:
         """Every item of a whole list that has the same text in a field, or all of a short one."""
-        table = self._table(rng, fact)
-        if table is None:
-            return None
-        leaf, column, rows, group = table
         key = leaf.levels[0].key
         name = key or leaf.tail[0]
         goal = f"the {questions.plural(questions.spaced(name))} of all {group}"
@@ -158,30 +121,26 @@ class Shapes:
         leaves = rng.choice(full)
         level = leaves[0].levels[0]
         group = questions.group_of(fact, level) if self._is_told_apart(leaves[0], fact) else ""
-        column = [leaf.value for leaf in leaves]
-        return (leaves[0], column, at_step(level.rows, 1), group) if group else None
+        return (leaves[0], [leaf.value for leaf in leaves], at_step(level.rows, 1), group) if group else None
 
     # Several calls side by side
 
-    def both(self, rng: Random, fact: Fact) -> Walk | None:
+    def both(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return the same field of two things, or which of several has the most of it."""
-        leaf = self._ask(rng, fact)
-        if leaf is None or leaf.levels or len(list(scalars(fact.arguments))) != 1:
+        if leaf.levels or len(list(scalars(fact.arguments))) != 1:
             return None
         alike = [o for o in self._by_spec[fact.spec.dotted] if o.arguments.keys() == fact.arguments.keys()]
-        same = ((other, _same_place(leaf, other)) for other in rng.sample(alike, len(alike)))
-        by_value = {str(leaf.value): (fact, leaf)} | {
-            str(each.value): (other, each) for other, each in same if each and each.value != leaf.value
-        }
+        by_value = {str(leaf.value): (fact, leaf)}
+        for other in rng.sample(alike, len(alike)):
+            if (each := other.same_as(leaf)) is not None and self._clear_goal(each, other):
+                by_value.setdefault(str(each.value), (other, each))
         candidates = list(by_value.values())
         most, function = rng.choice(_MOST)
-        is_choice = is_amount(leaf, [each.value for _, each in candidates]) and rng.random() < 0.5
+        is_choice = self._is_amount(leaf, [each.value for _, each in candidates]) and rng.random() < 0.5
         compared = candidates[: rng.randint(2, _FEW) if is_choice else 2]
         names = tuple(thing_of(each) for each, _ in compared)
         said = questions.field_of(leaf, fact)
         if len(compared) < 2 or len({*names} - {""}) < len(compared) or not said:
-            return None
-        if any(self._clear_goal(each, of) is None for of, each in compared):
             return None
         values = [f"${{{each.at_step(number)}}}" for number, (_, each) in enumerate(compared, 1)]
         goal = f"the {said} {questions.joined([questions.within('', name).strip() for name in names])}"
@@ -198,22 +157,19 @@ class Shapes:
 
     # One call after the other
 
-    def chain(self, rng: Random, fact: Fact) -> Walk | None:
+    def chain(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return a field of what is named only by what leads to it."""
-        leaf = self._ask(rng, fact)
-        if leaf is None or self._clear_goal(leaf, fact) is None:
-            return None
         steps: list[Step] = []
         phrase = self._reached(rng, leaf, fact, steps, depth=rng.randint(1, _LONGEST - 2), taken=[fact])
         given = {str(value) for step in steps for value in scalars(step.fact.arguments)}
         if phrase is None or len(steps) < 2 or str(leaf.value) in given:
             return None
-        goal = goal_of(leaf, fact, about=phrase)
-        if goal is None or goal.count(" of ") >= _LONGEST:
+        reached = goal_of(leaf, fact, about=phrase)
+        if reached is None or reached.count(" of ") >= _LONGEST:
             return None
         value = f"${{{leaf.at_step(len(steps))}}}"
         told = (Seen(value, self._told_by(leaf, fact)),)
-        return Walk("sequential", "chain", tuple(steps), goal, _answer_of(leaf, value), told)
+        return Walk("sequential", "chain", tuple(steps), reached, _answer_of(leaf, value), told)
 
     def _reached(
         self, rng: Random, leaf: Leaf, fact: Fact, steps: list[Step], *, depth: int, taken: list[Fact]
@@ -243,49 +199,41 @@ class Shapes:
 
     # What cannot be done as it is asked
 
-    def missing_function(self, rng: Random, fact: Fact) -> Walk | None:
+    def missing_function(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return a question like the others, of which the tool is taken away."""
-        walk = self.single(rng, fact) if self._is_looked_up(fact) else None
+        walk = self.single(rng, fact, leaf, goal) if self._is_looked_up(fact) else None
         return walk and replace(walk, kind="missing_function", shape="missing_function", lack="function")
 
-    def missing_entity(self, rng: Random, fact: Fact) -> Walk | None:
+    def missing_entity(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return a question like the others that does not say what it is about; the user may say it when
         asked."""
-        leaf = self._ask(rng, fact)
-        if leaf is None or len(fact.arguments) != 1 or len(list(scalars(fact.arguments))) != 1:
+        if len(fact.arguments) != 1 or len(list(scalars(fact.arguments))) != 1:
             return None
         if leaf.level and leaf.level.key:
             return None  # the question names a thing, of which another tool may tell it
         ((parameter, value),) = fact.arguments.items()
         kind = questions.kind_of(fact.spec, parameter)
-        goal = goal_of(leaf, fact, about=f"the {kind}") if kind else None
-        if not goal or questions.table_of(value) or self._clear_goal(leaf, fact) is None:
+        unsaid = goal_of(leaf, fact, about=f"the {kind}") if kind else None
+        if not unsaid or questions.table_of(value):
             return None
-        walk = replace(self._of_leaf("told", fact, leaf, goal), kind="missing_parameter")
+        walk = replace(self.single(rng, fact, leaf, unsaid), kind="missing_parameter", shape="told")
         if rng.random() < 0.5:
             return replace(walk, names=thing_of(fact))
         return replace(walk, shape="asked", lack="entity", missing=kind, answer=None, seen=())
 
-    def unknown_entity(self, rng: Random, fact: Fact) -> Walk | None:
+    def unknown_entity(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return a question like the others about a thing that there is not."""
-        leaf, made = self._ask(rng, fact), self.inventor.unlike(fact, rng)
-        if leaf is None or made is None or leaf.levels or not leaf.name:
+        made = self.inventor.unlike(fact, rng)
+        if made is None or leaf.levels or not leaf.name or (asked := goal_of(leaf, made[0])) is None:
             return None
-        unlike, name = made
-        goal, kind, answer = goal_of(leaf, unlike), "unknown_entity", _answer_of(leaf, str(leaf.value))
-        if goal is None:
-            return None
-        return Walk(kind, kind, (Step(unlike),), goal, answer, lack="existence", invented=name)
+        kind, answer = "unknown_entity", _answer_of(leaf, str(leaf.value))
+        return Walk(kind, kind, (Step(made[0]),), asked, answer, lack="existence", invented=made[1])
 
-    def forbidden(self, rng: Random, fact: Fact) -> Walk | None:
+    def forbidden(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return the wish to change what can only be read."""
-        leaf = self._ask(rng, fact)
-        goal = leaf and self._clear_goal(leaf, fact)
-        if not leaf or not goal or not leaf.name or not self._is_looked_up(fact):
-            return None
-        same = (_same_place(leaf, other) for other in self._by_spec[fact.spec.dotted])
+        same = (other.same_as(leaf) for other in self._by_spec[fact.spec.dotted])
         twins = [other.value for other in same if other and other.value != leaf.value]
-        if not twins:
+        if not leaf.name or not twins or not self._is_looked_up(fact):
             return None
         wish = f"change {goal} to {questions.said_value(rng.choice(twins))}"
         return Walk("missing_function", "forbidden", (Step(fact),), wish, lack="right")
@@ -327,47 +275,84 @@ class Shapes:
         others = self._names.get(name, set())
         return (name, *sorted(others)) if len(others) <= _FEW else (name,)
 
-    def _of_leaf(self, shape: str, fact: Fact, leaf: Leaf, goal: str) -> Walk:
-        value = f"${{{leaf.at_step(1)}}}"
-        told = (Seen(value, self._told_by(leaf, fact)),)
-        return Walk("single", shape, (Step(fact),), goal, _answer_of(leaf, value), told)
-
     def _clear_goal(self, leaf: Leaf, fact: Fact) -> str | None:
         """What is asked for; None if tools tell different things of it."""
         goal = goal_of(leaf, fact)
         return goal if goal and len(self._values.get(goal.casefold(), ())) <= 1 else None
 
-    def _ask(self, rng: Random, fact: Fact) -> Leaf | None:
-        """A leaf to ask for: a whole text less often than what has a name of its own."""
-        # What a plainer call tells too: nobody asks for the author of a file and its first 47 lines.
-        plain = {
-            (leaf.expression, leaf.value)
-            for other in (self.graph.facts if questions.filters_of(fact) else ())
-            if other.spec is fact.spec and other.arguments.items() < fact.arguments.items()
-            for leaf in other.leaves
-        }
-        askable = [
-            leaf
-            for leaf in fact.leaves
-            if is_worth_asking(leaf, fact)
-            and (fact.arguments or not leaf.line)  # `Ada: on the late shift` in a list of guards
-            and (leaf.expression, leaf.value) not in plain
-            and (leaf.levels or (fact.spec.dotted, leaf.column) not in self._constant)
-            and self._is_told_apart(leaf, fact)
-        ]
-        weights = [4.0 if leaf.name else 1.0 for leaf in askable]
-        return rng.choices(askable, weights=weights)[0] if askable else None
+    def _askable(self, fact: Fact) -> list[tuple[Leaf, str]]:
+        """What to ask of a fact, in words; worked out once."""
+        if id(fact) not in self._askable_of:
+            # What a plainer call tells too: nobody asks for the author of a file and its first 47 lines.
+            plain = {
+                (leaf.expression, leaf.value)
+                for other in (self.graph.facts if questions.filters_of(fact) else ())
+                if other.spec is fact.spec and other.arguments.items() < fact.arguments.items()
+                for leaf in other.leaves
+            }
+            self._askable_of[id(fact)] = [
+                (leaf, goal)
+                for leaf in fact.leaves
+                if is_worth_asking(leaf, fact)
+                and (fact.arguments or not leaf.line)  # `Ada: on the late shift` in a list of guards
+                and (leaf.expression, leaf.value) not in plain
+                and (leaf.levels or (fact.spec.dotted, leaf.column) not in self._constant)
+                and self._is_told_apart(leaf, fact)
+                and (goal := self._clear_goal(leaf, fact))
+            ]
+        return self._askable_of[id(fact)]
+
+    def _is_amount(self, leaf: Leaf, values: Sequence[Any]) -> bool:
+        """Whether a field has the highest of such values: one that tools are asked by names a thing."""
+        return leaf.name not in self._parameters and is_amount(leaf, values)
+
+    @cached_property
+    def _parameters(self) -> set[str]:
+        return {name for fact in self.graph.facts for name in fact.spec.input_schema.get("properties", {})}
+
+    @cached_property
+    def _constant(self) -> set[tuple[str, str]]:
+        """(tool, column) of what is the same in every result that tells it: often it names a thing itself,
+        as in `- Fluffy: halves the damage`."""
+        facts = self.graph.facts
+        told = {(fact.spec.dotted, leaf.column, str(leaf.value)) for fact in facts for leaf in fact.leaves}
+        values = Counter((tool, column) for tool, column, _ in told)
+        calls = Counter(fact.spec.dotted for fact in facts)
+        return {place for place, times in values.items() if times < 2 < calls[place[0]]}
+
+    @cached_property
+    def _repeated(self) -> set[tuple[str, str, str]]:
+        """(tool, list, field) of fields that do not tell the items of every such list apart."""
+        repeated: set[tuple[str, str, str]] = set()
+        for fact in self.graph.facts:
+            told = Counter(
+                (leaf.level.rows, leaf.tail[0], str(leaf.value).casefold())
+                for leaf in fact.leaves
+                if leaf.level and len(leaf.tail) == 1
+            )
+            twice = [place for place, times in told.items() if times > 1]
+            repeated |= {(fact.spec.dotted, column_of(rows), name) for rows, name, _ in twice}
+        return repeated
+
+    def _is_told_apart(self, leaf: Leaf, fact: Fact) -> bool:
+        keys = ((fact.spec.dotted, column_of(level.rows), level.key) for level in leaf.levels)
+        return self._repeated.isdisjoint(keys)
+
+    @cached_property
+    def _values(self) -> Mapping[str, set[str]]:
+        """Every value that a tool tells of what a question may ask for: two for one are ambiguous."""
+        told: dict[str, set[str]] = {}
+        for fact in self.graph.facts:
+            for leaf in fact.leaves:
+                if is_worth_asking(leaf, fact) and (goal := goal_of(leaf, fact)):
+                    told.setdefault(goal.casefold(), set()).add(str(leaf.value))
+        return told
 
 
 def _answer_of(leaf: Leaf, value: str) -> Answer:
     if isinstance(leaf.value, str):
         return Answer("date" if questions.DATE.fullmatch(leaf.value) else "name", (value,))
     return Answer("number", (value,), unit=questions.unit_of(leaf.name))
-
-
-def _same_place(leaf: Leaf, fact: Fact) -> Leaf | None:
-    """Return the leaf of the same field in another result."""
-    return next((each for each in fact.leaves if each.column == leaf.column and not each.in_prose), None)
 
 
 def _goes_back(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
@@ -379,6 +364,7 @@ def _goes_back(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
     return any(str(other.value) in starts for other, lists in theirs if rows & lists or rows == lists)
 
 
+_OF_LISTS = ("counted", "listed")  # rather than of a field
 # How often each is drawn, by the name of its method.
 WEIGHTS: Mapping[str, float] = {
     "single": 3, "chain": 4, "both": 2, "counted": 1.7, "listed": 0.7,

@@ -18,6 +18,10 @@ class Subjects:
         values = values_of((fact.spec.dotted, fact.arguments) for fact in facts)
         self._parameter = {tool: widest(of_tool) for tool, of_tool in values.items()}
 
+    def parameter_of(self, fact: Fact) -> str:
+        """Return the parameter of a call that says what it is about; empty if there is none."""
+        return self._parameter.get(fact.spec.dotted, "")
+
     def of_fact(self, fact: Fact) -> str:
         """Return the subject of a fact, or its tool if it has none."""
         return self._of_call(fact) or fact.spec.dotted
@@ -27,7 +31,7 @@ class Subjects:
         return [subject for step in walk.steps if (subject := self._of_call(step.fact)) is not None]
 
     def _of_call(self, fact: Fact) -> str | None:
-        value = fact.arguments.get(self._parameter.get(fact.spec.dotted, ""))
+        value = fact.arguments.get(self.parameter_of(fact))
         return None if value is None else format_value(value)
 
 

@@ -126,6 +126,27 @@ def test_nobody_is_said_not_to_know_what_can_be_worked_out(walks: list[Walk]) ->
     assert lacking and not goals(lacking, "add")
 
 
+def test_a_number_that_tools_are_asked_by_names_a_thing_and_is_compared_with_none() -> None:
+    cellar = {f"bottle-{n}": {"batch": 31 + 7 * n, "weight": 700 + 9 * n} for n in range(4)}
+
+    def get_bottle(bottle: Literal["bottle-0", "bottle-1", "bottle-2", "bottle-3"]) -> dict[str, int]:
+        """What is known of a bottle."""
+        return cellar[bottle]
+
+    def list_bottles(batch: Literal[31, 38, 45, 52]) -> list[str]:
+        """The bottles of a batch."""
+        return [name for name, bottle in cellar.items() if bottle["batch"] == batch]
+
+    graph = World("cellar", get_bottle, list_bottles).learned()
+    shapes, rng = Shapes(graph, graph.facts, {"both": 1}), Random(5)
+    drawn = [walk for _ in range(200) if (walk := shapes.draw(rng)) is not None]
+    assert {walk.goal for walk in drawn if walk.shape == "most"} == {
+        "the highest weight",
+        "the lowest weight",
+    }
+    assert any("batch" in walk.goal for walk in drawn)
+
+
 def test_who_is_asked_for_a_date_need_not_say_the_time() -> None:
     def get_event(event: Literal["fair", "race", "feast"]) -> dict[str, str]:
         """When an event begins."""

@@ -204,6 +204,7 @@ def test_frames_differ() -> None:
         ("height_m", [1606.5, 1853.0], True),
         ("ship_id", [7, 8], False),
         ("year", [12, 13], False),
+        ("page", [42, 41, 43], False),
     ],
 )
 def test_a_number_that_names_a_thing_or_a_year_is_no_amount(
