@@ -17,7 +17,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.graph import SELECT, is_number_for
 from mcpagent.synth.explore.leaves import Leaf
 from mcpagent.synth.explore.paging import is_cursor, is_limit, is_paging
-from mcpagent.synth.explore.words import name_words, words_of
+from mcpagent.synth.explore.words import GENERIC, IDENTIFIERS, VERBS, name_words, words_of
 from mcpagent.tools.probes.arguments import resolved
 from mcpagent.tools.workspace import files_below
 
@@ -29,8 +29,7 @@ _DRAWN = 60  # values that are made up for a parameter
 _MANY = 400  # values of one list that are remembered
 _REFUSALS = 5  # of values from one place, after which it is left alone
 _ALL = 100  # items of a list with a limit, to see all of it
-_VAGUE = words_of("id name key value title code path url text type data of")
-_ACTS = words_of("get list find read search show lookup")
+_VAGUE = IDENTIFIERS | GENERIC | words_of("path url type of")
 
 # What a name or a description says of the form of a value, and what a value of that form looks like.
 _ASKED = (
@@ -321,4 +320,4 @@ def _relation(slot: Slot, spec: ToolSpec, source: ToolSpec, leaf: Leaf) -> int:
     near = given if given - _VAGUE else around  # the reader of a loan is no loan
     is_named = bool(asked) and asked <= near
     is_like = is_named or bool(asked & near - _VAGUE) or (bool(given) and given <= asked)
-    return bool(about & around - _VAGUE - _ACTS) + is_like + (is_named and bool(asked - _VAGUE))
+    return bool(about & around - _VAGUE - VERBS) + is_like + (is_named and bool(asked - _VAGUE))

@@ -259,7 +259,8 @@ def draw_change(
         return None
     call, wish = Fact(change.spec, drawn[0]), questions.wish_of(change.spec, drawn[0])
     reads = reads_about(call, change.readers, facts)
-    return Walk("state_change", "changed", (Step(call),), wish, reads=reads, invented=drawn[1])
+    walk = Walk("state_change", "changed", (Step(call),), wish, reads=reads, invented=drawn[1])
+    return walk if reads else None
 
 
 async def state_of(walk: Walk, cache: CallCache) -> Mapping[str, list[JsonObject]] | str:

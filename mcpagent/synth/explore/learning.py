@@ -79,7 +79,7 @@ class _Tool:
         self.followed = self.refused = self.cut = 0
         self.errors: list[str] = []
         self.nonsense: Any = None
-        self.is_checked = self.is_vain = False
+        self.is_vain = False
         self._tried: set[str] = set()
 
     def attempts(self, rank: int) -> list[_Attempt]:
@@ -163,7 +163,7 @@ class _Learner:
         self.tools = [_Tool(spec, seed, most, seed_values) for spec in readers]
         self._calls = self._failed = 0
         self._given: set[str] = set()
-        self._known_takers: dict[tuple[str, str, bool], list[tuple[Slot, int]]] = {}
+        self._known_takers: dict[tuple[str, bool], list[tuple[Slot, int]]] = {}
         for tool in self.tools:
             for slot in tool.shape.slots:
                 slot.add("named by the user", LIKELY, seed_values.get(f"{tool.spec.dotted}.{slot.name}", ()))
@@ -171,18 +171,17 @@ class _Learner:
 
     async def run(self, session: SynthSession) -> None:
         """Waves of calls, the likelier ones first, until there is nothing more to try."""
-        while True:
-            for rank in (LIKELY, POSSIBLE, GUESSED):
-                wave = [(tool, attempt) for tool in self.tools for attempt in tool.attempts(rank)]
-                if wave:
-                    break
-            else:
-                return
+        is_first = True
+        while wave := next(filter(None, map(self._wave, (LIKELY, POSSIBLE, GUESSED))), None):
             results = await self._all(session, [(tool, attempt.arguments) for tool, attempt in wave])
-            answered = {id(tool) for (tool, _), r in zip(wave, results, strict=True) if not _is_refusal(r)}
-            await self._check(session, [t for t in self.tools if id(t) in answered and not t.is_checked])
+            if is_first:
+                await self._ask_nonsense(session)
+                is_first = False
             for (tool, attempt), result in zip(wave, results, strict=True):
                 self._judge(tool, attempt, result)
+
+    def _wave(self, rank: int) -> list[tuple[_Tool, _Attempt]]:
+        return [(tool, attempt) for tool in self.tools for attempt in tool.attempts(rank)]
 
     async def _all(
         self, session: SynthSession, calls: Sequence[tuple[_Tool, JsonObject]]
@@ -201,12 +200,10 @@ class _Learner:
 
         return list(await asyncio.gather(*(one(tool, arguments) for tool, arguments in calls)))
 
-    async def _check(self, session: SynthSession, tools: list[_Tool]) -> None:
-        """What tools that gave an answer say of nonsense, if that is no error."""
-        asked = [(tool, harmless_arguments(tool.spec.input_schema, text=_PROBE)) for tool in tools]
+    async def _ask_nonsense(self, session: SynthSession) -> None:
+        """What tools say of a name that nothing has, if that is no error."""
+        asked = [(tool, harmless_arguments(tool.spec.input_schema, text=_PROBE)) for tool in self.tools]
         calls = [(tool, a) for tool, a in asked if a is not None and _PROBE in json.dumps(a)]
-        for tool in tools:
-            tool.is_checked = True
         for (tool, _), result in zip(calls, await self._all(session, calls), strict=True):
             self._failed += _is_refusal(result)
             tool.nonsense = None if _is_refusal(result) else shown_value(result)
@@ -256,7 +253,7 @@ class _Learner:
 
     def _takers(self, label: str, source: ToolSpec, value: str | int, leaf: Leaf) -> list[tuple[Slot, int]]:
         """The slots that values like this one are for; worked out once for a place and a form."""
-        alike = (label, value_form(value), "/" in str(value))
+        alike = (label, "/" in str(value))
         if alike not in self._known_takers:
             self._known_takers[alike] = [
                 (slot, rank)
@@ -268,19 +265,16 @@ class _Learner:
 
     async def drop_what_changes(self, later: SynthSession) -> None:
         """Take out the tools whose answers are not the same when they are asked again, or are of now."""
-        tools = [tool for tool in self.tools if tool.facts]
-        asked = [(tool, fact) for tool in tools for fact in (tool.facts[0], tool.facts[-1])]
-        results = await self._all(later, [(tool, fact.arguments) for tool, fact in asked])
-        same = [
-            tool.answers[_key(fact.arguments)] == as_text(result)
-            for (tool, fact), result in zip(asked, results, strict=True)
-        ]
-        for place, tool in enumerate(tools):
+        for tool in self.tools:
+            ends = [*tool.facts[:1], *tool.facts[-1:]]
+            again = await self._all(later, [(tool, fact.arguments) for fact in ends])
+            said = [tool.answers[_key(fact.arguments)] for fact in ends]
+            is_same = any(old == as_text(new) for old, new in zip(said, again, strict=True))
             is_of_now = all(
                 any(leaf.tail in _NOW and is_of_today(leaf.value) for leaf in fact.leaves)
                 for fact in tool.facts
             )
-            tool.is_vain = is_of_now or not any(same[2 * place : 2 * place + 2])
+            tool.is_vain = bool(ends) and (is_of_now or not is_same)
 
     def graph(self) -> ToolGraph:
         """Return what was learned."""

@@ -64,7 +64,7 @@ class _Part:
 
     @classmethod
     def of(cls, value: Any) -> _Part:
-        texts = list(_texts(value))
+        texts = [item for _, item in _fields(value) if isinstance(item, str)]
         opened = {key: nested_value(v) if isinstance(v, str) else v for key, v in value.items()}
         said = list(_fields(opened))
         lists = [item for _, item in said if isinstance(item, list)]
@@ -121,14 +121,6 @@ def next_page(parameters: Sequence[str], arguments: JsonObject, value: Any) -> J
         start = arguments.get(name, 0)
         return {name: start + length} if length and (part.more or total > start + length) else None
     return None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """The texts of an answer that lie in no list."""
-    if isinstance(value, str):
-        yield value
-    for item in value.values() if isinstance(value, dict) else ():
-        yield from _texts(item)
 
 
 def _fields(value: JsonObject) -> Iterator[tuple[str, Any]]:
