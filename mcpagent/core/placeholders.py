@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from mcpagent.core.text_records import text_records
+from mcpagent.core.text_records import text_fields, text_records
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.values import is_json_array, is_json_object, numbers_in
 
@@ -120,6 +120,13 @@ def nested_value(text: str) -> Any:
     if not (is_json_object(value) or is_json_array(value)):
         value = text_records(text)
     return text if value is None else value
+
+
+def opened_value(text: str) -> Any:
+    """Return what a reference goes on into: the object or list that a text is, or the fields that its lines
+    name; else the text itself."""
+    nested = nested_value(text)
+    return (text_fields(text) or text) if isinstance(nested, str) else nested
 
 
 def _printed(content: str) -> Any:
@@ -361,8 +368,8 @@ def _list(value: Any) -> list[Any]:
 def _opened(text: str) -> Any:
     """Return the list or object that a text is; of what a typed tool returned, else its lines, since a list
     is shown as a line for each item."""
-    nested = nested_value(text)
-    if not (isinstance(text, _Returned) and isinstance(nested, str)):
+    nested = opened_value(text)
+    if is_json_array(nested) or not isinstance(text, _Returned):
         return nested
     return [text_value(line).get("result", line) for line in text.splitlines()]
 

@@ -1,10 +1,10 @@
-"""The list that a text is, as servers write it that answer people: tables, rows, items and blocks of lines.
+"""The list or the record that a text is, as servers write it that answer people: tables, rows, items, lines.
 
     | id   | name |        id;name           - ws-1: North Bay       ## North Bay
     |------|------|        ws-1;North Bay     - ws-2: Old Mill        ID: ws-1
     | ws-1 | North Bay |   ws-2;Old Mill      1. North Bay (ws-1)     Region: coast
 
-and names in one line: `Stations: ws-1, ws-2 and ws-3`.
+names in one line: `Stations: ws-1, ws-2 and ws-3`, and one thing with a line for each field.
 
 Only what has one structure from its first item to its last is taken for a list; prose is not.
 """
@@ -12,6 +12,7 @@ Only what has one structure from its first item to its last is taken for a list;
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -62,6 +63,20 @@ def text_records(text: str) -> list[Any] | None:
         return _enumerated(text.strip()) or _joined(text.strip())
     records = _parsed(text)
     return None if records is None else [dict(r) if isinstance(r, dict) else r for r in records]
+
+
+def text_fields(text: str) -> dict[str, Any] | None:
+    """Return the fields of the one thing that a text is about, of which each line names one, from the first
+    such line to where they end; a title may stand above, and nothing below names one of them again. None for
+    other texts."""
+    pairs = [_PAIR.fullmatch(line.rstrip()) for line in text[:_LONGEST].strip().splitlines()]
+    start = next((number for number, pair in enumerate(pairs) if pair), _AROUND)
+    found = [(pair[1], pair[2]) for pair in itertools.takewhile(bool, pairs[start:]) if pair]
+    names = _fields([name for name, _ in found])
+    below = {pair[1] for pair in pairs[start + len(found) :] if pair}
+    if start >= _AROUND or not found or names is None or not below.isdisjoint(name for name, _ in found):
+        return None
+    return _typed([_record(names, [value for _, value in found])])[0]
 
 
 def _enumerated(text: str) -> list[Any] | None:

@@ -111,20 +111,7 @@ def is_within_reach(walk: Walk) -> bool:
     answers = walk.answer.values if walk.answer else ()
     references = [*answers, *(reference for step in walk.steps for _, reference in step.links)]
     return (
-        walk.shape != "most"
-        and len(walk.steps) <= _MOST_CALLS
-        and all(_is_named(each, walk) for each in references)
-    )
-
-
-def _is_named(reference: str, walk: Walk) -> bool:
-    """Whether a field of that name is all that leads to the value."""
-    if not _COUNTED.search(reference):
-        return True
-    return any(
-        leaf.line and leaf.at_step(number) in reference
-        for number, fact in enumerate(walk.facts, 1)
-        for leaf in fact.leaves
+        walk.shape != "most" and len(walk.steps) <= _MOST_CALLS and not any(map(_COUNTED.search, references))
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcpagent.core.placeholders import PlaceholderError, resolve_references
-from mcpagent.core.text_records import text_records
+from mcpagent.core.text_records import text_fields, text_records
 
 BAY, MILL = {"id": "ws-1", "name": "North Bay"}, {"id": "ws-2", "name": "Old Mill"}
 
@@ -157,3 +157,25 @@ def test_names_that_commas_alone_join_are_a_list_and_a_sentence_an_address_or_nu
         "a,,b,c,d",
     ):
         assert text_records(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("Floor: level 3\nHumidity: 412", {"floor": "level 3", "humidity": 412}),
+        ("# Room 7\n**Floor**: 3\nOpen: no\n\nAsk at the door.", {"floor": 3, "open": "no"}),
+        ("Result: 42", {"result": 42}),
+        ("Floor: 3\nGuard: Ada\n\nFloor: 4\nGuard: Bo", None),
+        ("One\nTwo\nThree\nFloor: 3", None),
+        ("The harbour opens at nine.\nShips arrive from 10.", None),
+    ],
+)
+def test_lines_of_one_thing_are_its_fields(text: str, fields: dict[str, Any] | None) -> None:
+    assert text_fields(text) == fields
+    for name, value in (fields or {}).items():
+        assert resolve_references(f"${{step1.text.{name}}}", {"step1": {"text": text}}) == value
+
+
+def test_lines_that_a_typed_tool_returned_are_a_list_though_each_has_a_name() -> None:
+    shown = {"step1": {"text": "Ada: late\nBo: early"}}
+    assert resolve_references("${step1.result[1]}", shown) == "Bo: early"

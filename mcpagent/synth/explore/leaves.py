@@ -6,13 +6,12 @@ A result is read as the model is shown it (`core.placeholders.text_value`).
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from mcpagent.core.placeholders import nested_value
+from mcpagent.core.placeholders import nested_value, opened_value
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.values import as_number, numbers_in
 
@@ -25,11 +24,10 @@ _SHORT = 60  # characters of a value that can be asked for
 _SENTENCE = 160  # characters of one that tells a number
 _TITLE = re.compile(r"[^\W\d_].* .*\w[\W_]*")  # a text of words
 NEAR = 3  # items of a list without names that a person counts to: "the third comment"
+_WHOLE = ("@.text", "@.result")  # a text that is all that a result says
 _FIELD = re.compile(r"[A-Za-z_]\w*")
 _PLACES = re.compile(r"\[\d+\]|, -?\d+(?=\))")
 _WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
-_LABELLED = re.compile(r"^[\s*-]*([A-Za-z][\w .*-]{0,30}):\**\s+(\S.{0,59})$")
-_ITEM = re.compile(r"\s*(\d+[.)]|[-*•])\s")  # of a list: what lines below it say is of the item
 _NOTHING = frozenset(
     ("", "none", "null", "nil", "nan", "n/a", "na", "undefined", "unknown", "true", "false", "-")
 )
@@ -57,25 +55,20 @@ class Level:
 @dataclass(frozen=True)
 class Leaf:
     """One value of a result. `expression` is its reference with `@` for the step, `tail` are the names of the
-    fields that lead to it from the result or from the innermost of the lists (`levels`) that it lies in;
-    `line` is the name that a line of a text gives it. A value `in_prose` has no name: it is no answer, but
-    may be what another tool asks for."""
+    fields that lead to it from the result or from the innermost of the lists (`levels`) that it lies in. A
+    value `in_prose` has no name: it is no answer, but may be what another tool asks for."""
 
     expression: str
     value: Scalar
     tail: tuple[str, ...] = ()
     levels: tuple[Level, ...] = ()
-    line: str = ""
     in_prose: bool = False
 
     @property
     def name(self) -> str:
-        """The field or the line that the value is of; empty for an item of a list, a whole text or a part of
-        prose."""
-        if self.line:
-            return self.line
-        is_whole = self.in_prose or self.expression in ("@.text", "@.result")
-        return self.tail[-1] if self.tail and not is_whole else ""
+        """The field that the value is of; empty for an item of a list, a whole text or a part of prose."""
+        has_name = self.tail and not self.in_prose and self.expression not in _WHOLE
+        return self.tail[-1] if has_name else ""
 
     @property
     def level(self) -> Level | None:
@@ -91,7 +84,12 @@ class Leaf:
     @property
     def column(self) -> str:
         """The expression without places: equal for the same field of every item."""
-        return f"{'.'.join(self.tail)}: {self.line}" if self.line else column_of(self.expression)
+        return column_of(self.expression)
+
+    @property
+    def is_line(self) -> bool:
+        """Whether a line of a text tells the value, after a name."""
+        return self.expression.startswith(tuple(f"{whole}." for whole in _WHOLE))
 
     @property
     def item(self) -> str:
@@ -132,14 +130,16 @@ def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
     elif isinstance(value, list):
         yield from _of_list(value, place, seed)
     elif isinstance(value, str):
-        nested = nested_value(value)  # a reference reads it too
+        # A reference reads it too. In a field one line with a colon is a title more often than a record.
+        opens = opened_value if "\n" in value or place.expression in _WHOLE else nested_value
+        nested = opens(value)
         if not isinstance(nested, str):
             yield from _walk(nested, place, seed)
         is_line = len(value) <= _SHORT and "\n" not in value.strip() and value[:1] not in ("[", "{")
-        if is_line and value.strip():
+        if is_line and value.strip() and not isinstance(nested, dict):
             yield replace(place, value=value)
         if isinstance(nested, str):
-            yield from _of_text(value, place)
+            yield from _words(value, place)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield replace(place, value=value)
 
@@ -205,40 +205,9 @@ def naming_rank(field: str) -> int:
     return len(_NAMING) + (_NAMING.index(last) if last in _NAMING else len(_NAMING))
 
 
-def _of_text(text: str, place: Leaf) -> Iterator[Leaf]:
-    """Yield what lines say after a name, and of other texts the words, by which tools may be called. From an
-    item of a list on, or a name that comes again, the lines are of one of several things."""
-    lines = [(line, _LABELLED.match(line.rstrip())) for line in text.splitlines(keepends=True)]
-    counts = Counter(match[1].strip(" *") for _, match in lines if match)
-    offset, is_of_several = 0, False
-    for line, match in lines:
-        is_of_several |= match is None and _ITEM.match(line) is not None
-        if match:
-            name = match[1].strip(" *")
-            is_of_several |= counts[name] > 1
-            leaf = _after_name(text, offset + match.start(2), match[2], name, place)
-            yield replace(leaf, in_prose=is_of_several)
-        elif counts.total() < 2:
-            first = len(text[:offset].split())
-            words = enumerate(line.split(), first) if not place.levels and len(text.split()) > 1 else ()
-            for at, word in words:
-                if _WORD.fullmatch(word) and at < _WORDS:
-                    yield replace(
-                        place, expression=f"word({place.expression}, {at})", value=word, in_prose=True
-                    )
-        offset += len(line)
-        if offset > _LONGEST:
-            break
-
-
-def _after_name(text: str, start: int, value: str, name: str, place: Leaf) -> Leaf:
-    """Return the leaf of what stands at `start` in a text: a number if it is one, else the rest of its
-    line."""
-    before = numbers_in(text[:start])
-    if re.fullmatch(r"-?\d+(\.\d+)?", value) and (number := numbers_in(text)[len(before)]) == float(value):
-        return replace(
-            place, expression=f"number({place.expression}, {len(before)})", value=number, line=name
-        )
-    function = "rest" if " " in value else "word"
-    at = len(text[:start].split())
-    return replace(place, expression=f"{function}({place.expression}, {at})", value=value, line=name)
+def _words(text: str, place: Leaf) -> Iterator[Leaf]:
+    """Yield the words of a text, by which tools may be called."""
+    words = text[:_LONGEST].split()
+    for at, word in enumerate(words[:_WORDS] if len(words) > 1 and not place.levels else ()):
+        if _WORD.fullmatch(word):
+            yield replace(place, expression=f"word({place.expression}, {at})", value=word, in_prose=True)

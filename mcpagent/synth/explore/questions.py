@@ -176,9 +176,9 @@ def field_of(leaf: Leaf, fact: Fact) -> str:
     """Return what the field of a leaf is called: `weight in kg` for `weight_kg`, `number of berths` for
     `berths` if it is a number, in quotes if it is no noun (`"client since"`); for a whole answer what the
     tool is about. Empty if neither says anything."""
-    is_count = type(leaf.value) is int and is_several(leaf.name) and not leaf.line
+    is_count = type(leaf.value) is int and is_several(leaf.name) and not leaf.is_line
     names = [name for name in leaf.tail if name.lower() not in GENERIC]
-    names = [leaf.line] if leaf.line else names or [leaf.name] * is_count
+    names = names or [leaf.name] * is_count
     if not names:
         return "" if leaf.levels else topic(fact.spec)
     words = spaced("_".join(names[-2:]))

@@ -108,7 +108,7 @@ class Shapes:
         are."""
         columns: dict[tuple[str, tuple[str, ...]], list[Leaf]] = {}
         for leaf in fact.leaves if fact.is_whole else ():
-            if len(leaf.levels) == 1 and len(leaf.tail) == 1 and not leaf.line and not leaf.in_prose:
+            if len(leaf.levels) == 1 and len(leaf.tail) == 1 and not leaf.in_prose:
                 columns.setdefault((leaf.levels[0].rows, leaf.tail), []).append(leaf)
         full = [
             leaves
@@ -294,7 +294,7 @@ class Shapes:
                 (leaf, goal)
                 for leaf in fact.leaves
                 if is_worth_asking(leaf, fact)
-                and (fact.arguments or not leaf.line)  # `Ada: on the late shift` in a list of guards
+                and (fact.arguments or not leaf.is_line)  # `Ada: on the late shift` in a list of guards
                 and (leaf.expression, leaf.value) not in plain
                 and (leaf.levels or (fact.spec.dotted, leaf.column) not in self._constant)
                 and self._is_told_apart(leaf, fact)

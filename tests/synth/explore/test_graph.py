@@ -253,7 +253,7 @@ def test_a_list_that_is_a_text_gives_what_other_tools_ask_for(form: str, head: s
     row = STATIONS[first.arguments["station_id"]]
     labels = {leaf.name: leaf.value for leaf in first.leaves if not leaf.in_prose}
     shelf = f"shelf {first.arguments['station_id'][-2:]}"
-    assert labels == {"Height": f"{row['height_m']} m", "Shelf": shelf}
+    assert labels == {"height": f"{row['height_m']} m", "shelf": shelf}
 
 
 def test_a_value_that_the_schema_names_is_not_what_a_refusal_is_about() -> None:
@@ -281,7 +281,14 @@ def test_the_records_of_a_plain_text_are_asked_for_by_what_their_lines_call_them
         assert resolve_references("${" + leaf.at_step(1) + "}", {"step1": {"text": text}}) == leaf.value
     values = {leaf.name: leaf.value for leaf in leaves if not leaf.in_prose}
     assert values == {}, "of which commit?"
-    assert {(leaf.name, leaf.value) for leaf in leaves} >= {("Commit", "25279c6"), ("Tons", 1200)}
+    assert {leaf.value for leaf in leaves} >= {"25279c6", "1200"}
+    one = leaves_of({"text": f"The last one\n{first}\nAdd two crates"})
+    named = {leaf.name: leaf.value for leaf in one if not leaf.in_prose}
+    assert named == {"commit": "3ad5acc", "author": "Ada Berg", "tons": 1200}
+    (only,) = leaves_of({"text": "Tons: 1200"})
+    assert (only.name, only.value) == ("tons", 1200)
+    (title,) = [leaf for leaf in leaves_of({"title": "Alien: Covenant"}) if not leaf.in_prose]
+    assert title.value == "Alien: Covenant"
 
 
 def test_words_in_one_line_are_asked_for_one_by_one_and_together() -> None:

@@ -64,6 +64,13 @@ def checked(task: Task) -> str:
     return "" if check is None or task.truth.abstain else json.dumps(check.value)
 
 
+def asked_for(task: Task) -> tuple[str, ...]:
+    """What is asked for, and of which things there is a choice."""
+    check = task.truth.final_answer
+    things = check.options if check is not None and check.type == "choice" else ()
+    return (said(task).lower().partition("the ")[2].strip(" .?"), *sorted(map(str, things)))
+
+
 def test_only_what_a_model_can_read_is_asked(made: tuple[list[Task], Effects]) -> None:
     text = " ".join(map(said, made[0])).lower()
     assert "weight" not in text and "acquired" not in text
@@ -87,8 +94,7 @@ def test_nothing_is_asked_twice_and_by_whichever_tool(made: tuple[list[Task], Ef
     asking = [
         task for task in made[0] if task.extra_info["class"] not in ("state_change", "missing_parameter")
     ]
-    goals = Counter(said(task).lower().partition("the ")[2].strip(" .?") for task in asking)
-    del goals[""]
+    goals = Counter(goal for task in asking if (goal := asked_for(task))[0])
     assert max(goals.values()) == 1, goals.most_common(2)
 
 
