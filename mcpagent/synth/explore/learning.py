@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -68,10 +68,15 @@ class _Tool:
     refusals, `nonsense` what it says of a name that nothing has, and it `is_vain` if it never answers twice
     alike."""
 
-    def __init__(self, spec: ToolSpec, seed: int, most: int, seed_values: SeedValues) -> None:
+    def __init__(
+        self, spec: ToolSpec, seed: int, most: int, seed_values: SeedValues, places: Sequence[str]
+    ) -> None:
         self.spec, self.most = spec, most
         names = spec.input_schema.get("properties", {})
         self.shape = argument_shape(spec, [name for name in names if f"{spec.dotted}.{name}" in seed_values])
+        for slot in self.shape.slots:
+            slot.add("named by the user", LIKELY, seed_values.get(f"{spec.dotted}.{slot.name}", ()))
+            add_own_values(slot, spec, seed=seed, places=places)
         self.rng = Random(derive_seed(seed, "learn", spec.dotted))
         self.facts: list[Fact] = []
         self.answers: dict[str, str] = {}
@@ -140,34 +145,33 @@ async def learn(
     `on_progress` is told after each call how many facts there are, and of the tool. Calls run side by side;
     which are made depends on the seed and the answers, not on when they come.
     """
-    learner = _Learner(cache, seed, seed_values or {}, places or {}, on_progress)
+    readers = [spec for spec in cache.specs if spec.annotations.read_only]
+    most = max(_LEAST, min(_ANSWERS, _CALLS // max(1, len(readers))))
+    tools = [
+        _Tool(spec, seed, most, seed_values or {}, (places or {}).get(spec.server, ())) for spec in readers
+    ]
+    learner = _Learner(seed, tools, on_progress or (lambda *_: None))
     async with cache.session() as session:
         await learner.run(session)
     async with cache.session(generation=2) as later:
         await learner.drop_what_changes(later)
-    return learner.graph()
+    silences = [
+        Silence("not_read_only", NOT_READ_ONLY, (spec.dotted,))
+        for spec in cache.specs
+        if not spec.annotations.read_only
+    ]
+    return learner.graph(silences)
 
 
+@dataclass
 class _Learner:
-    def __init__(
-        self,
-        cache: CallCache,
-        seed: int,
-        seed_values: SeedValues,
-        places: Mapping[str, Sequence[str]],
-        on_progress: Callable[[int, str], None] | None,
-    ) -> None:
-        self._cache, self._seed, self._on_progress = cache, seed, on_progress
-        readers = [spec for spec in cache.specs if spec.annotations.read_only]
-        most = max(_LEAST, min(_ANSWERS, _CALLS // max(1, len(readers))))
-        self.tools = [_Tool(spec, seed, most, seed_values) for spec in readers]
-        self._calls = self._failed = 0
-        self._given: set[str] = set()
-        self._known_takers: dict[tuple[str, bool], list[tuple[Slot, int]]] = {}
-        for tool in self.tools:
-            for slot in tool.shape.slots:
-                slot.add("named by the user", LIKELY, seed_values.get(f"{tool.spec.dotted}.{slot.name}", ()))
-                add_own_values(slot, tool.spec, seed=seed, places=places.get(tool.spec.server, ()))
+    seed: int
+    tools: Sequence[_Tool]
+    on_progress: Callable[[int, str], None]
+    calls: int = 0
+    failed: int = 0
+    given: set[str] = field(default_factory=set)
+    takers: dict[tuple[str, bool], list[tuple[Slot, int]]] = field(default_factory=dict)
 
     async def run(self, session: SynthSession) -> None:
         """Waves of calls, the likelier ones first, until there is nothing more to try."""
@@ -192,10 +196,8 @@ class _Learner:
         async def one(tool: _Tool, arguments: JsonObject) -> ToolResult:
             async with turn:
                 result = await session.call(server=tool.spec.server, tool=tool.spec.name, arguments=arguments)
-            self._calls += 1
-            if self._on_progress is not None:
-                facts = sum(len(each.facts) for each in self.tools)
-                self._on_progress(facts, tool.spec.dotted)
+            self.calls += 1
+            self.on_progress(sum(len(each.facts) for each in self.tools), tool.spec.dotted)
             return result
 
         return list(await asyncio.gather(*(one(tool, arguments) for tool, arguments in calls)))
@@ -205,19 +207,19 @@ class _Learner:
         asked = [(tool, harmless_arguments(tool.spec.input_schema, text=_PROBE)) for tool in self.tools]
         calls = [(tool, a) for tool, a in asked if a is not None and _PROBE in json.dumps(a)]
         for (tool, _), result in zip(calls, await self._all(session, calls), strict=True):
-            self._failed += _is_refusal(result)
+            self.failed += _is_refusal(result)
             tool.nonsense = None if _is_refusal(result) else shown_value(result)
 
     def _judge(self, tool: _Tool, attempt: _Attempt, result: ToolResult) -> None:
         refusal = _refusal(tool, attempt, result)
         if refusal is not None:
-            self._failed += 1
+            self.failed += 1
             _refuse(tool, attempt, refusal, result)
             return
         for _, place, _ in attempt.given:
             place.accepted += 1
         value = shown_value(result)
-        leaves = leaves_of(value, seed=derive_seed(self._seed, tool.spec.dotted))
+        leaves = leaves_of(value, seed=derive_seed(self.seed, tool.spec.dotted))
         defaults = (slot.schema.get("default") for slot in tool.shape.slots)
         leaves += tuple(told_number(value, [*scalars(attempt.arguments), *defaults]))
         is_all = attempt.page == 1 and is_whole(tool.spec, attempt.arguments, value)
@@ -244,9 +246,9 @@ class _Learner:
             label = f"{fact.spec.dotted}:{leaf.column}{' in a folder' if prefix else ''} {value_form(value)}"
             key = json.dumps([label, value])
             is_long = isinstance(value, str) and (not 0 < len(value) <= 200 or "\n" in value)
-            if key in self._given or is_long:
+            if key in self.given or is_long:
                 continue
-            self._given.add(key)
+            self.given.add(key)
             for slot, rank in self._takers(label, fact.spec, value, leaf):
                 is_item = any(isinstance(step, int) for step in slot.path)  # which is no list of several
                 slot.add(label, rank, [] if is_item and "," in str(value) else [taken_by(slot, value)])
@@ -254,14 +256,14 @@ class _Learner:
     def _takers(self, label: str, source: ToolSpec, value: str | int, leaf: Leaf) -> list[tuple[Slot, int]]:
         """The slots that values like this one are for; worked out once for a place and a form."""
         alike = (label, "/" in str(value))
-        if alike not in self._known_takers:
-            self._known_takers[alike] = [
+        if alike not in self.takers:
+            self.takers[alike] = [
                 (slot, rank)
                 for tool in self.tools
                 for slot in tool.shape.slots
                 if (rank := learned_rank(slot, tool.spec, source, value, leaf)) is not None
             ]
-        return self._known_takers[alike]
+        return self.takers[alike]
 
     async def drop_what_changes(self, later: SynthSession) -> None:
         """Take out the tools whose answers are not the same when they are asked again, or are of now."""
@@ -276,22 +278,13 @@ class _Learner:
             )
             tool.is_vain = bool(ends) and (is_of_now or not is_same)
 
-    def graph(self) -> ToolGraph:
-        """Return what was learned."""
-        graph = ToolGraph(calls=self._calls, failed=self._failed)
-        silences: list[Silence] = []
-        for tool in self.tools:
-            if tool.is_vain or not tool.facts:
-                silences.append(_why_nothing(tool))
-                continue
-            for fact in tool.facts:
-                graph.add(fact)
-        silences += [
-            Silence("not_read_only", NOT_READ_ONLY, (spec.dotted,))
-            for spec in self._cache.specs
-            if not spec.annotations.read_only
-        ]
-        graph.silences = grouped(silences)
+    def graph(self, silences: Sequence[Silence]) -> ToolGraph:
+        """Return what was learned, with why tools gave nothing, those of which `silences` say it too."""
+        graph = ToolGraph(calls=self.calls, failed=self.failed)
+        silent = [tool for tool in self.tools if tool.is_vain or not tool.facts]
+        graph.silences = grouped([*map(_why_nothing, silent), *silences])
+        for fact in (fact for tool in self.tools if tool not in silent for fact in tool.facts):
+            graph.add(fact)
         return graph
 
 

@@ -119,20 +119,18 @@ async def rewrite_tasks(
             Endpoint(run.endpoint, on_note=on_note) as writer,
             Endpoint(run.solver or run.endpoint, on_note=on_note) as solver,
         ):
-            writing, solving = (
-                JournaledClient(
-                    RetryingClient(
-                        endpoint,
-                        budget=run.budget,
-                        journal=journal,
-                        max_in_flight=run.concurrency,
-                        per_minute=run.per_minute,
-                    ),
-                    journal,
+
+            def journaled(endpoint: Endpoint) -> JournaledClient:
+                patient = RetryingClient(
+                    endpoint,
+                    budget=run.budget,
+                    journal=journal,
+                    max_in_flight=run.concurrency,
+                    per_minute=run.per_minute,
                 )
-                for endpoint in (writer, solver)
-            )
-            rewriter = _Rewriter(writing, solving, pool, run)
+                return JournaledClient(patient, journal)
+
+            rewriter = _Rewriter(journaled(writer), journaled(solver), pool, run)
 
             async def work(split: str, queue: Iterator[tuple[int, Task]]) -> None:
                 for index, task in queue:
