@@ -71,12 +71,12 @@ def text_fields(text: str) -> dict[str, Any] | None:
     other texts."""
     pairs = [_PAIR.fullmatch(line.rstrip()) for line in text[:_LONGEST].strip().splitlines()]
     start = next((number for number, pair in enumerate(pairs) if pair), _AROUND)
-    found = [(pair[1], pair[2]) for pair in itertools.takewhile(bool, pairs[start:]) if pair]
-    names = _fields([name for name, _ in found])
-    below = {pair[1] for pair in pairs[start + len(found) :] if pair}
-    if start >= _AROUND or not found or names is None or not below.isdisjoint(name for name, _ in found):
+    fields = [(pair[1], pair[2]) for pair in itertools.takewhile(bool, pairs[start:]) if pair]
+    names = _fields([name for name, _ in fields])
+    below = {pair[1] for pair in pairs[start + len(fields) :] if pair}
+    if start >= _AROUND or not fields or names is None or not below.isdisjoint(name for name, _ in fields):
         return None
-    return _typed([_record(names, [value for _, value in found])])[0]
+    return _typed([_record(names, [value for _, value in fields])])[0]
 
 
 def _enumerated(text: str) -> list[Any] | None:

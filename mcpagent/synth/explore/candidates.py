@@ -105,9 +105,9 @@ class Slot:
     def add(self, label: str, rank: int, values: Iterable[Any]) -> None:
         """More values from a place."""
         for value in values:
-            known = self.lists.setdefault(label, Candidates(rank)).values
-            if len(known) < _MANY:
-                known.setdefault(repr(value), value)
+            listed = self.lists.setdefault(label, Candidates(rank)).values
+            if len(listed) < _MANY:
+                listed.setdefault(repr(value), value)
 
     def values(self, rank: int) -> list[tuple[Candidates, Any]]:
         """Return what is to be tried now, each with its list: in turn one of each list, the likelier lists

@@ -86,16 +86,16 @@ class _Writer:
         """The values for a slot, and whether they are names of new things: what is to be deleted is there,
         the task of a new comment too; the comment is new, its text any text."""
         words, is_path = {*name_words(slot.name)}, slot.form == "path"
-        own = [value for each in slot.lists.values() for value in each.values.values()]
+        options = [value for each in slot.lists.values() for value in each.values.values()]
         if "enum" in slot.lists:
-            return own, False
+            return options, False
         accepted = self._accepted(slot)
         told = list(dict.fromkeys(accepted or self._told(slot)))
         is_name = bool(accepted) or is_path or bool(words & (_NAMING | IDENTIFIERS))
         if told and is_name and not words & _PROSE and not self._is_made(slot):
             return told, False
         if slot.type != "string":
-            return own, False
+            return options, False
         if words & _NAMING or is_path:
             names = [value for value in told if isinstance(value, str)]
             if is_path:  # next to those that are known
@@ -104,7 +104,7 @@ class _Writer:
             return [made or rng.choice(_THINGS)], True
         if told and not words & _PROSE:
             return told, False  # a status, a category
-        return [value for value in own if " " in str(value)] or own, False
+        return [value for value in options if " " in str(value)] or options, False
 
     def _accepted(self, slot: Slot) -> list[Any]:
         """Return what other tools of the server took for a parameter of that name."""
@@ -210,9 +210,9 @@ def reads_about(call: Fact, readers: Sequence[ToolSpec], facts: Sequence[Fact]) 
     texts = set(map(str, given))
     made: dict[str, Fact] = {}
     for reader in readers:
-        known = [fact for fact in facts if fact.spec is reader and fact.page == 1]
-        known.sort(key=lambda fact: set(map(str, scalars(fact.arguments))).isdisjoint(texts))
-        options = [fact.arguments for fact in known[:_OF_A_TOOL]]
+        calls = [fact for fact in facts if fact.spec is reader and fact.page == 1]
+        calls.sort(key=lambda fact: set(map(str, scalars(fact.arguments))).isdisjoint(texts))
+        options = [fact.arguments for fact in calls[:_OF_A_TOOL]]
         shape = argument_shape(reader)
         if not shape.required:
             options.insert(0, shape.template)

@@ -86,8 +86,8 @@ class Inventor:
         """Return the call about a thing that there is not, of which nothing is told, and what that is
         called."""
         real = self._name(fact)
-        known = dict.fromkeys(self._name(other) for other in self._facts if other.spec is fact.spec)
-        value = invented_like([name for name in known if name is not None], self.taken, rng)
+        names = dict.fromkeys(self._name(other) for other in self._facts if other.spec is fact.spec)
+        value = invented_like([name for name in names if name is not None], self.taken, rng)
         if real is None or value is None:
             return None
         return Fact(fact.spec, replaced_in(fact.arguments, str(real), value)), str(value)
