@@ -19,6 +19,8 @@ tests of the last ones say how much is left:
     thirteenth        14     3    27    4      enumerations in words, rates, remarks, zones
     fourteenth         4     1    16    2      before the thirteenth was read: 6, 0, 23 and 1
     fifteenth          6     2    18    2      before: 9, 3, 28 and 2
+    sixteenth          3     0    14    0.6    as models and colleagues answer, not as hard as can be
+    seventeenth        4     0.6  18    1
 
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
@@ -100,6 +102,8 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
         ("thirteenth", (0.01, 0.0), (0.0, 0.0)),
         ("fourteenth", (0.044, 0.007), (0.163, 0.019)),
         ("fifteenth", (0.044, 0.013), (0.163, 0.013)),
+        ("sixteenth", (0.025, 0.0), (0.144, 0.007)),
+        ("seventeenth", (0.038, 0.007), (0.183, 0.013)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
