@@ -25,7 +25,9 @@ from mcpagent.reward.reading import WORDS, amounts, canonical, pattern
 ABSTENTIONS = ("cannot", "asks", "replies")
 MAX_ABSTENTION_WORDS = 120
 
-_SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n+")
+_SENTENCE = re.compile(  # an initial ends none, nor does a colon in a question
+    r"(?<=[!?;])\s+|(?<=\.)(?<!\b[A-Z]\.)\s+|(?<=:)\s+(?!(?:[^.!;\n]|(?<=\b[A-Z])\.)*\?)|\n+"
+)
 _CLAUSE = pattern("clause")
 _CANNOT = pattern("cannot")
 _NONE = pattern("none")
@@ -108,7 +110,7 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     if any(a.number not in given and a.number > _LARGE for a in amounts(canonical(text))):
         return True
     sourced, said = {_singular(word) for word in tokens(sources)}, set(tokens(context.said))
-    for clause in _clauses(_SENTENCE.split(text)):
+    for clause in _clauses(re.split(rf"{_SENTENCE.pattern}|, so ", text)):
         if set(_DONE.findall(clause)) - said and not _refuses(clause) and " not " not in f" {clause} ":
             return True
     text = _without_advice(text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from itertools import pairwise
 from typing import Any, cast
 
 from mcpagent.core.answer_line import split_answer
@@ -21,11 +21,12 @@ from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.abstention import abstention_holds
-from mcpagent.reward.grammar import blanked, unwrapped
-from mcpagent.reward.line import is_given, read_answer
+from mcpagent.reward.grammar import unwrapped
+from mcpagent.reward.line import CHANGED_FROM, is_given, read_answer
 from mcpagent.reward.phrasing import HEDGE, AnswerContext, denied_after, is_affirmed, is_dump, plain
-from mcpagent.reward.reading import Amount, Span, amounts, canonical, is_conversion
-from mcpagent.reward.spans import value_spans
+from mcpagent.reward.reading import Span, amounts, canonical
+from mcpagent.reward.rivals import are_joined, is_about_another, is_shown_beside, rival_amounts
+from mcpagent.reward.spans import units_for, value_spans
 
 MAX_DIFFERENT_NUMBERS = 4
 MAX_WORDS = (
@@ -44,7 +45,7 @@ _LINE = re.compile(rf"(?<=[.!?]){_NO_TITLE}\s+(?=[A-Z])|\n+")
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _ASIDE = re.compile(
     r",\s+(?:and |but )?(?:while|whereas|after|before|which|who|though|although|unlike|compared|against"
-    r"|because|with|as)\b([^.;\n]*)"
+    r"|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
 _NOTHING = AnswerContext()
 
@@ -127,10 +128,18 @@ def _text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerCont
 
 def _is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
     is_typed = check.type not in ("must_include", "regex")  # of which the whole answer has been read
-    if is_typed and check.type != "number":  # what is denied of others is no offer
-        denied = [part for part in _SENTENCE.split(answer) if HEDGE.search(part)]
-        answer = reduce(lambda text, part: text.replace(part, ""), denied, answer)
-    return _is_short(check, answer, facts, context) and not is_dump(answer, facts, context, is_typed=is_typed)
+    if not _is_short(check, answer, facts, context):
+        return False
+    if not is_dump(answer, facts, context, is_typed=is_typed):
+        return True
+    if not is_typed or check.type == "number":
+        return False
+    # What is denied of others, or said of them, is no offer.
+    for part in _SENTENCE.split(answer):
+        if HEDGE.search(part) or is_about_another(part, facts, context):
+            answer = answer.replace(part, "")
+    answer = CHANGED_FROM.sub(" ", answer)
+    return not is_dump(answer, facts, context, is_typed=is_typed)
 
 
 def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
@@ -145,11 +154,14 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         part for part in dict.fromkeys([*sentences, *map(_without_aside, sentences)]) if part.strip()
     ]
     options = (True, False) if check.type == "yes_no" else check.options
-    given = [
-        option for part in sentences[1:] for option in options if is_given(check, [option], part, context)
-    ]
-    if given and given[-1] != value:
-        return False  # corrected
+    plainly = [replace(context, said="")] if check.type == "yes_no" else []
+    for heard in (*plainly, context):  # a plain yes or no tells more than other words
+        parts = [(part, o) for part in sentences[1:] for o in options if is_given(check, [o], part, heard)]
+        given = [o for part, o in parts if o == value or not is_about_another(part, [str(value)], context)]
+        if given and given[-1] != value:
+            return False  # corrected
+        if given:
+            break
     return any(
         is_given(check, [value], part, context) and not denied_after(text, text.find(part) + len(part))
         for part in (*sentences, _THEREFORE.split(text)[-1])
@@ -170,8 +182,8 @@ def _is_said(spans: Sequence[Span], text: str, context: AnswerContext) -> bool:
 
 
 def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
-    """Whether the number is said last, and not among a choice of others. Numbers of the question may stand
-    anywhere, and an amount in another unit next to it."""
+    """Whether the number is said, and nothing that is joined to it or said after it rivals it. Numbers that
+    lead to it may stand before it."""
     target = as_number(value)
     if target is None and isinstance(value, str):
         numbers = numbers_in(value)
@@ -180,26 +192,18 @@ def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerCon
         return False
     exact = value if isinstance(value, int) else target
     stated = value_spans(check, exact, text, context, is_strict=False)
+    right = [a for a in amounts(text) if any(start <= a.start < end for start, end in stated)]
+    is_count = "pieces" in units_for(check, context, may_be_percent=False).names
+    rivals = rival_amounts(text, right, value, context, is_count=is_count)
+    told = sorted({*right, *rivals}, key=lambda amount: amount.start)
+    pairs = [(a, b) for a, b in pairwise(told) if (a in right) != (b in right) and are_joined(text, a, b)]
+    joined = {amount for pair in pairs for amount in pair}
+    stated = [span for span in stated if not any(span[0] <= one.start < span[1] for one in joined)]
     if not _is_said(stated, text, context):
         return False
-    bare = _without_aside(text)
-    if bare != text and (of_bare := value_spans(check, exact, bare, context, is_strict=False)):
-        text, stated = bare, of_bare
-    new = _new_amounts(_without_remarks(text, stated), context, {exact})
-    if len({amount.number for amount in new}) > MAX_DIFFERENT_NUMBERS:
-        return False
-    right = [amount for amount in new if any(start <= amount.start < end for start, end in stated)]
-    told = [a for a in new if a in right or not any(is_conversion(a, one) for one in right)]
-    if any(one.unit for one in right):  # "for 4 nights" is not of it
-        told = [a for a in told if a.unit or not re.match(r" [^\W\d_]{3,}", text[a.end :])]
-    return not told or told[-1] in right or not right
-
-
-def _without_remarks(text: str, stated: Sequence[Span]) -> str:
-    """A text without the brackets that none of the spans is in."""
-    remarks = [match.span() for match in re.finditer(r"\([^()]*\)", text)]
-    told = [span for span in remarks if not any(span[0] <= start < span[1] for start, _ in stated)]
-    return blanked(text, told)
+    unknown = [rival for rival in rivals if not is_shown_beside(rival, [value], context)]
+    last = max(start for start, _ in stated)
+    return len({a.number for a in unknown}) <= MAX_DIFFERENT_NUMBERS and all(a.start < last for a in unknown)
 
 
 def _includes_all(facts: Sequence[Any], check: AnswerCheck, text: str, context: AnswerContext) -> bool:
@@ -212,14 +216,6 @@ def _includes_all(facts: Sequence[Any], check: AnswerCheck, text: str, context: 
     as_it_is = check.model_copy(update={"type": "must_include"})
     spans = [value_spans(as_it_is, fact, text, context, is_strict=False) for fact in facts]
     return all(_is_said(of_fact, text, context) for of_fact in spans)
-
-
-def _new_amounts(text: str, context: AnswerContext, targets: set[Any]) -> list[Amount]:
-    """The numbers of a text without those of the question, which an answer may repeat, unless they are
-    targets. All of them if the question holds every one."""
-    given = _given(context, targets)
-    told = [a for a in amounts(text) if not re.search(r"\b(?:the|all|these) $", text[: a.start])]
-    return [amount for amount in told if amount.number not in given] or list(amounts(text))
 
 
 def _given(context: AnswerContext, targets: set[Any]) -> set[int | float]:

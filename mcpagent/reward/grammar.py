@@ -25,6 +25,7 @@ from mcpagent.reward.reading import (
     Span,
     amounts,
     canonical,
+    clocks,
     is_conversion,
     is_number_word,
     moment_is,
@@ -45,7 +46,8 @@ FEW_WORDS = 5
 _CONTRAST = pattern("contrast")
 _MODIFIERS = frozenset(WORDS["modifiers"].split())
 _PIECE = re.compile(
-    r"\0[\0 ]*|\d+(?:[.,]\d+)+|[^\W_]+(?:[-'][^\W_]+)*(?:/[a-z]{1,3}\b)?|[():]|[,;&|/\n]|(?<=\s)-(?=\s)"
+    r"\0[\0 ]*|[\1\2]+|\d+(?:[.,]\d+)+|[^\W_]+(?:[-'][^\W_]+)*(?:/[a-z]{1,3}\b)?|[():]|[,;&|/\n]"
+    r"|(?<=\s)-(?=\s)|(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z][a-z])[.!?](?=\s|$)"
 )
 # What may stand ahead of the first value, behind the last one, and between two: letters as `_tags` says.
 _OPENING = r"(?:z?[op][ackopszSxXN]+[,:])?[ackops,:]*"
@@ -55,14 +57,15 @@ _REMARK = r"\((?:#x|x#|[ackopszSxN,:])*+\)[ks]*+"
 _SHOWN = _REMARK.replace("N", "")  # next to a name, a name that no result has shown is a rival
 _TAIL = rf"[ks]*(?:[op][acksSx]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?|x(?=p))?|:|{_SHOWN})*"
 _AFTER = rf"(?:[op][acksSXzx]*+|c[aks]*+|,(?:a[aksSXzx]*+|[ks]++z?|x(?=p))?|:|{_REMARK})*"
-_AMOUNT_TAIL = rf"[xz]?(?:[aks]+[xz]?)?[ks]*{_AFTER}"
+_AMOUNT_TAIL = rf"(?:[xz]?|N(?=,))(?:[aks]+[xz]?)?[ks]*{_AFTER}"
+_UNIT_TAIL = rf"N|{_AMOUNT_TAIL}"  # "2187 Elo"
 _OPEN_TAIL = r"[ackszSXN#,:]*(?:[op(].*)?"
 _ITEMS = r"[aks,:]*(?:[op][aks]*+[,:]?|c[aks]*+[,:]?|\([akopsS,:]*+\)[aks,:]*+)*"
 _AROUND = {
     kind: tuple(map(re.compile, patterns))
     for kind, patterns in {
-        "amount": (rf"axxp[ackops]*|{_VERB}", _AMOUNT_TAIL, _AMOUNT_TAIL + _VERB),
-        "amounts": (_VERB, _AMOUNT_TAIL, rf"x[ackops]*|{_AMOUNT_TAIL}{_VERB}"),
+        "amount": (rf"axxp[ackops]*|{_VERB}", _UNIT_TAIL, _AMOUNT_TAIL + _VERB),
+        "amounts": (_VERB, _UNIT_TAIL, rf"x[ackops]*|{_AMOUNT_TAIL}{_VERB}"),
         "name": (_NOUN, _TAIL, _TAIL + _NOUN),
         "names": (_NOUN, _TAIL, rf"[xz][ackops]+|{_TAIL}{_NOUN}"),
         "code": (rf"x|{_VERB}", _TAIL, _TAIL + _VERB),
@@ -70,15 +73,15 @@ _AROUND = {
         "items": (_NOUN, _ITEMS, _ITEMS),
     }.items()
 }
-# In free text: alone, or right behind a name, a word may be another name ("Go and Rust", "folk rock").
-_ANY_WORD, _NO_ITEM = re.compile("[xz]"), re.compile(r"(?<=[^V,])x|x(?=[ckopxzV])|z")
-_SPARE = {"name": re.compile("x(?!,V)|z"), "names": _NO_ITEM, "items": _NO_ITEM}
-_FIELDS = re.compile(":[ak]*[sSX]")  # "ship: Wind"
+AMOUNTS = ("amount", "amounts")
+FIELDS = re.compile(":[ak]*[sSX]")  # "ship: Wind"
 _BEFORE = re.compile(r"(?:^|[,:c])a?s+,+V")  # "timber, V" names another one first
-_KIN = re.compile(r"[xz][ak]*oa?V")
+KIN = re.compile(r"[xz][ak]*oa?V")
 _SUBJECTS = frozenset(WORDS["subjects"].split())
 _AROUND_VALUE = re.compile(r"\(([^()]*V[^()]*)\)")  # such brackets are marks
 BRACKETS = re.compile(r"\([^()]*\)")
+DATE, NUMBER = "\1", "\2"  # marks in place of such as nothing has said or shown
+_MARKS = dict(zip(f"{BLANK}{DATE}{NUMBER}():&/|+.!?", "VM#():&&&&...", strict=True))
 _BREAK = r", |[;|\n]|\b(?:and|then)\b"
 _SEGMENT = re.compile(rf"(?:{_BREAK})?((?:(?!{_BREAK}).)+)", re.IGNORECASE)
 _ORDINAL = re.compile(r"1st|2nd|3rd|\dth")
@@ -108,7 +111,7 @@ def without_contrast(text: str) -> str:
     return _CONTRAST.sub(" ", text) if not re.match(r"\W*not\b", text, re.IGNORECASE) else text
 
 
-def _agree(moment: Moment, target: Moment) -> bool:
+def agree(moment: Moment, target: Moment) -> bool:
     """Whether all that both say of a date is the same."""
     told, meant = moment.readings[0], target.readings[0]
     shared = moment.said & target.said - {"zone"}
@@ -175,29 +178,41 @@ def _tells(texts: Sequence[str], remark: str, heard: Set[str], seen: Set[str]) -
     told = " \n ".join(texts)
     rest = remark
     for moment in moments(rest):
-        if not any(_agree(moment, shown) for shown in moments(told)):
+        if not any(agree(moment, shown) for shown in moments(told)):
             return False
         rest = blanked(rest, [(moment.start, moment.end)], " ")
     for amount in amounts(rest):
         near = 0.5 * 10.0**-amount.decimals
         if not any(
             abs(amount.number - shown.number) <= near * bool(amount.decimals) for shown in amounts(told)
-        ):
+        ) and not any(is_conversion(amount, clock) for clock in clocks(told)):
             return False
         rest = blanked(rest, [amount.span], " ")
     of_record = words(told)
+    codes = tuple(text.casefold() for text in texts if re.fullmatch("[A-Z]{3}", text))  # SWE, for Sweden
     unknown = [
         word
         for word in words(rest)
-        if not (word in SAFE or stem(word) in heard or word in units_of(word))
+        if not (word in SAFE or stem(word) in heard or word in units_of(word) or word.startswith(codes))
         and not any(other.startswith(word) for other in of_record)
     ]
     return not unknown or (rest != remark and len(unknown) <= 2 and not seen & {*unknown})
 
 
 def is_amount(value: Any) -> bool:
-    """Return whether a value is a number, a date or a time."""
-    return as_number(value) is not None or whole_moment(format_value(value)) is not None
+    """Return whether a value is a number, a date or a time, which 2:21.93 is too."""
+    written = format_value(value)
+    return (
+        as_number(value) is not None
+        or whole_moment(written) is not None
+        or re.fullmatch(r"(?:\d+:)?\d+:\d\d(?:\.\d+)?", written) is not None
+    )
+
+
+def kind_of(targets: Sequence[Any]) -> str:
+    """Return what single values are: an amount, a code or a name."""
+    is_code = all(re.search(r"\d", format_value(target)) for target in targets)
+    return "amount" if all(map(is_amount, targets)) else "code" if is_code else "name"
 
 
 def is_bare(
@@ -211,7 +226,8 @@ def is_bare(
 ) -> bool:
     """Whether nothing but the value is said: what is left says nothing of its own."""
     rest = without_annotations(text, spans, targets, context, is_list=kind == "items")
-    if HEDGE.search(rest) or any(is_qualified(text, *span) for span in spans):
+    kind = kind or kind_of(targets)
+    if HEDGE.search(rest) or any(is_qualified(text, *s, is_amount=kind in AMOUNTS) for s in spans):
         return False
     said = canonical(context.said)
     if is_quoted is None:  # whether the question has the values to choose from
@@ -222,17 +238,11 @@ def is_bare(
     shown_dates = [m for result in context.results for m in moments(canonical(result.content))]
     for moment in moments(rest):
         is_asked = not is_quoted and any(moment_is(moment, m, precision=None) for m in moments(said))
-        is_strict = bool(dates) or context.on_line
-        if is_strict and not (is_asked or any(_agree(moment, value) for value in dates or shown_dates)):
+        if not (is_asked or any(agree(moment, value) for value in dates or shown_dates)):
             return False
         rest = blanked(rest, [(moment.start, moment.end)], " ")
-    if dates and not context.on_line:
-        rest = blanked(rest, [a.span for a in amounts(rest) if a.unit or not 1000 < a.number < 2200], " ")
     numbers = [number for target in targets if (number := as_number(target)) is not None]
-    if not kind:
-        is_code = all(re.search(r"\d", format_value(target)) for target in targets)
-        kind = "amount" if all(map(is_amount, targets)) else "code" if is_code else "name"
-    record = [amount for text in _record_texts(targets, context) for amount in amounts(text)]
+    record = [amount for text in record_texts(targets, context) for amount in amounts(text)]
     shown = record or [a for result in context.results for a in amounts(canonical(result.content))]
     labels = {word for result in context.results for word in field_labels(result.content)}
     stated = [a for a in amounts(text) if any(start <= a.start < end for start, end in spans)]
@@ -259,18 +269,12 @@ def _says_nothing_else(
     rest: str, targets: Sequence[Any], said: str, is_quoted: bool, context: AnswerContext, kind: str
 ) -> bool:
     """Whether the words around the blanked values stand where words say nothing against them."""
-    tags = _tags(rest, targets, said, is_quoted, context, kind)
-    if kind == "name" and (_BEFORE.search(tags) or ("who" in words(said) and _KIN.search(tags))):
+    tags = tags_of(rest, targets, context, is_quoted=is_quoted, kind=kind)
+    tags = tags.replace("&", ",").replace(".", "")
+    if kind == "name" and (_BEFORE.search(tags) or ("who" in words(said) and KIN.search(tags))):
         return False
-    if kind in ("names", "amounts") and _FIELDS.search(tags):
+    if kind in ("names", "amounts") and FIELDS.search(tags):
         return False  # pasted records
-    if not context.on_line or context.is_lenient:
-        tags = "".join("k" if _is_free(tags, i, kind) else tag for i, tag in enumerate(tags))
-        free = tags.count("x") <= _MAX_OTHER_WORDS or context.is_lenient
-        tags = _SPARE.get(kind, _ANY_WORD).sub("k", tags) if free else tags
-        lead, mark, behind = tags.partition("V")
-        lead = re.sub(r"[op]S+|S(?!S*,$)", lambda match: match[0].lower(), lead)  # "Go, Rust" has a rival
-        tags = lead.replace("(", ",").replace(")", ",") + mark + re.sub("(?<=k)a", "k", behind)
     lead, tail, between = _AROUND[kind]
     while (unwrapped := _AROUND_VALUE.sub(r",\1,", tags)) != tags:
         tags = unwrapped
@@ -282,23 +286,15 @@ def _says_nothing_else(
     return all(form.fullmatch(part) for form, part in zip(forms, parts, strict=True))
 
 
-def _is_free(tags: str, at: int, kind: str) -> bool:
-    """Whether a free text cannot mean a name instead: next to an amount, or apart from the value."""
-    if kind.startswith("amount"):
-        return tags[at] in "NXS"
-    before, after = tags[:at].rstrip("aokN,("), tags[at + 1 :].lstrip("aokN,(")
-    return tags[at] == "N" and not before.endswith("V") and not after.startswith("V")
-
-
-def _tags(
-    rest: str, targets: Sequence[Any], said: str, is_quoted: bool, context: AnswerContext, kind: str
-) -> str:
+def tags_of(rest: str, targets: Sequence[Any], context: AnswerContext, *, is_quoted: bool, kind: str) -> str:
     """Return the pieces of a text by what they are, a letter each.
 
     V a value; k a word that says nothing, of the question or of the tools; a an article; c is, has and the
     like; p a preposition, o of; s a word of the record of the value, S a name of it; x a word that no
-    result has shown, z such a verb, N such a name; X a word of something else; # a number; , : ( ) marks.
+    result has shown, z such a verb, N such a name; X a word of something else; # a number; , : ( ) marks,
+    & one that joins, and a full stop.
     """
+    said = canonical(context.said)
     is_number = any(as_number(target) is not None for target in targets)
     of_value = {word for target in targets for word in words(canonical(format_value(target)))}
     labels = {word for result in context.results for word in field_labels(result.content)}
@@ -311,7 +307,7 @@ def _tags(
     heard |= {"more", "less", "fewer", "lower"} if "differ" in said.casefold() else set()
     anywhere = {word for result in context.results for word in words(canonical(result.content))}
     # What was worked out is of all that was seen.
-    shown = {word for text in _record_texts(targets, context) for word in words(text)}
+    shown = {word for text in record_texts(targets, context) for word in words(text)}
     shown = shown or (anywhere if kind.startswith("amount") else shown)
     tags = before = ""
     for piece in _PIECE.finditer(rest):
@@ -319,12 +315,12 @@ def _tags(
         if text == "with" and before in ("together", "along", "jointly"):
             text = ","  # a second one
         if not text[0].isalnum():
-            tags += "V" if text[0] == BLANK else text if text in "():" else ","
+            tags += _MARKS.get(text[0], ",")
             continue
         is_first, parts = not tags.strip("("), words(text)
         is_plain = text.islower() or (is_first and text.istitle())
         if letter := FUNCTION_WORDS.get(text.casefold() if is_plain else text):
-            tags += letter
+            tags += "&" if text.casefold() in ("and", "or") else letter
         elif (is_plain and text.casefold().startswith(abbreviated)) or _is_known(
             text, parts, heard, is_quoted=is_quoted, kind=kind
         ):
@@ -364,7 +360,7 @@ def _is_known(word: str, parts: Sequence[str], heard: set[str], *, is_quoted: bo
     )
 
 
-def _record_texts(targets: Sequence[Any], context: AnswerContext) -> tuple[str, ...]:
+def record_texts(targets: Sequence[Any], context: AnswerContext) -> tuple[str, ...]:
     """What the records that show the values say."""
     return tuple(
         text for texts in _records_with(tuple(map(format_value, targets)), context) for text in texts

@@ -13,13 +13,12 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.values import is_json_array, is_json_object
+from mcpagent.core.values import as_number, is_json_array, is_json_object
 from mcpagent.reward.grammar import (
     BRACKETS,
     FEW_WORDS,
     blanked,
     is_amount,
-    is_bare,
     unwrapped,
     without_annotations,
     without_contrast,
@@ -30,12 +29,14 @@ from mcpagent.reward.reading import (
     WORDS,
     Span,
     Units,
+    as_durations,
     canonical,
     pattern,
     spans_of,
     units_of,
     words,
 )
+from mcpagent.reward.rivals import is_denied_apart, stands
 from mcpagent.reward.spans import (
     BLANK,
     NEGATED,
@@ -59,14 +60,18 @@ _ENUMERATOR = re.compile(
 _TERM = r"[\s()€$£]*\d[\d.,]*\s?[^\W\d_]{0,9}[\s()€$£%]*"
 _SUM = re.compile(rf"^(?:{_TERM}[-+*/×÷])+{_TERM}=\s*(?=\S)|\((?:{_TERM}[-+*/×÷])+{_TERM}\)")
 _SYMBOL = re.compile(r"^[A-Za-z]{1,2} ?= ?")
-_HOURS = pattern("hours")
 _THEN = re.compile(r"\s*(?:->|→|⟶|[<>])\s*")
 _RANGE = re.compile(r"\0 ?(?:-|to|through|until) ?\0")  # "41 to 43" has 42 too
 _NONE_WORDS = re.compile(
     r"\b(?:no|none|nothing|nobody|empty|0|keine?n?|aucune?)\b|(?:n't|\bnot)\b.{0,30}\bany", re.IGNORECASE
 )
+_ITEM = re.compile(r"(?<=\s)(?:[A-Z]\w+|\d+)\b")
 _SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
+Mark = tuple[int, int, str, list[str]]
+_CLAUSE = re.compile(r"[,;.\n]|\b(?:and|while|whereas|but)\b")
 _UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
+CHANGED_FROM = re.compile(r"\bfrom [^,;.\n]{1,60} (?=to\b)", re.IGNORECASE)
+_PAST = re.compile(r"\b(?:previously|formerly|until then|used to be) $", re.IGNORECASE)
 _OF = re.compile(r"'s? (?=\w)")
 _REASON = pattern("reason")
 _ANY_MORE = re.compile(r"\bany ?(?:more|longer)\b", re.IGNORECASE)
@@ -75,6 +80,8 @@ _UNTOLD = pattern("untold")
 _FLAG = re.compile(
     r"(?:\b(?:is|are|was|set to|says|shows)|[=:])\s*[\"']?(true|false|yes|no)\b", re.IGNORECASE
 )
+_NAMED = re.compile(r"(?: (?:(?:in|on|at|of|for|by|with|the) )*(?=\S*[A-Z\d])\S+)+\?$")  # ends a question
+_ELLIPSIS = re.compile(r"(?:n't|\bnot)\W*$", re.IGNORECASE)  # "The consignee isn't."
 _FILLER = WORDS["filler"]
 _YES = pattern("says_yes")
 _NO = pattern("says_no")
@@ -99,11 +106,13 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     if is_time or re.search(r"\d:\d\d", str(unit or "")):
         text = re.sub(r"\b(\d+):(\d\d) ?min(?:utes)?\b", r"\1 min \2 s", text)
         text = re.sub(r"(?<=\d) ?m\b(?= ?\d+ ?s)|(?<=h)( ?\d+) ?m\b", r"\1 min", text)
-    if is_time:
-        text = _HOURS.sub(
-            lambda m: f"{m[1]} h {m[2]} min" + (f" {m[3] or m[4]} s" if m[3] or m[4] else ""), text
-        )
-    return text
+    return as_durations(text, is_short=_is_short_time(check, unit)) if is_time else text
+
+
+def _is_short_time(check: AnswerCheck, unit: Any) -> bool:
+    """Whether 0:07 are minutes and seconds: what is asked for is counted in seconds, and is no hour."""
+    number = as_number(check.value)
+    return check.type == "number" and unit in ("s", "sec", "seconds") and number is not None and number < 3600
 
 
 def is_given(check: AnswerCheck, values: Sequence[Any], text: str, context: AnswerContext) -> bool:
@@ -125,15 +134,22 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             )
         case "choice":
             text = _REASON.sub(" ", text if "not" in value_parts(value) else without_contrast(text))
+            text = CHANGED_FROM.sub(" ", text)
             spans = option_spans(check, value, text)
-            others = [s for o in check.options if o != value for s in option_spans(check, o, text)]
+            others = [
+                span
+                for option in check.options
+                if option != value
+                for span in option_spans(check, option, text)
+                if not (_PAST.search(text[: span[0]]) or is_denied_apart(text, span, spans))
+            ]
             if not spans or any(
                 not any(a <= s[0] and s[1] <= b and (a, b) != s for a, b in spans) for s in others
             ):
                 return False
             text = text.replace(f" of the {len(check.options)}", "")
             targets = [short(value, check.options)]
-            return not _is_opposite(text, context.said) and is_bare(
+            return not _is_opposite(text, context.said) and stands(
                 text, spans, targets, context, kind="choice"
             )
         case "pairs":
@@ -143,31 +159,32 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             things = list(value) if is_json_object(value) else []
             targets = [part for t in things for part in (short(t, things), value[t])]
             kind = "amounts" if things and all(map(is_amount, value.values())) else "names"
-            return spans is not None and is_bare(text, spans, targets, context, kind=kind, is_quoted=False)
+            return spans is not None and stands(text, spans, targets, context, kind=kind, is_quoted=False)
         case "set" | "list" | "must_include":
             items: list[Any] = list(value) if is_json_array(value) else [value]
             if not items:
                 return _says_none(text, context)
             spans = item_spans(items, text, context, tolerance=check.tolerance, in_order=check.type == "list")
-            if spans is None or not is_bare(text, spans, items, context, kind="items"):
+            if spans is None or not stands(text, spans, items, context, kind="items"):
                 return False
             rest = without_annotations(text, spans, items, context, is_list=True)
             if check.type == "set" and _RANGE.search(rest):
                 return False
-            return check.type == "must_include" or not _other_parts(rest)
+            return check.type == "must_include" or not (context.on_line and _other_parts(rest))
         case _:
             text = without_contrast(text if "whose" not in words(context.said) else _OF.sub(" ", text))
             spans = value_spans(check, value, text, context)
             said = [text[start:end].casefold() for start, end in spans]
             if check.type == "name" and len(set(said)) < len(said):
                 return False  # fields with their values, or a plea
-            return bool(spans) and is_bare(text, spans, [value], context)
+            return bool(spans) and stands(text, spans, [value], context)
 
 
 def _says_none(text: str, context: AnswerContext) -> bool:
     """Whether a text says that there is none: each clause that tells something of it denies it."""
     labels = {stem(word) for result in context.results for word in words(result.content.replace("_", " "))}
     heard = labels | stems(context.said)
+    shown = {word for result in context.results for word in words(result.content)}
     is_denied = False
     for clause in re.split(r"[,;:.\n](?!\d)|\b(?:but|and)\b", text):
         told = [w for w in words(clause) if w not in SAFE and stem(w) not in heard]
@@ -175,6 +192,10 @@ def _says_none(text: str, context: AnswerContext) -> bool:
             is_denied, told = True, [w for w in told if w not in words(denied[0])]
         elif clause.strip().lower().startswith(("i ", "sorry")):
             continue
+        elif is_denied and not context.on_line:  # words are no items, names and what was shown are
+            told = [w for w in _ITEM.findall(clause.strip()) if not w.isdigit() or w in shown]
+            if not told and not HEDGE.search(NEGATED.sub(" ", clause)):
+                continue
         if len(told) > (
             FEW_WORDS if denied and denied[0].strip().lower() != clause.strip().lower() else 0
         ) or HEDGE.search(_NONE_WORDS.sub(" ", clause)):
@@ -223,13 +244,15 @@ def _echoed(text: str, said: str) -> bool | None:
     is_other = " than " in said and not re.match(r"(?:it|he|she|they)\b", text.strip(), re.IGNORECASE)
     if is_other or " or " in said or "?" in text or HEDGE.search(" ".join(told)):
         return None
-    asked = [stem(word) for word in words(canonical(said.partition(" than ")[0])) if word not in SAFE]
+    question = canonical(_NAMED.sub("?", said.partition(" than ")[0].strip()))
+    asked = [stem(word) for word in words(question) if word not in SAFE]
     is_plain = not _STATES.search(text)  # "works remotely"
     if is_plain and not {stem(word) for word in told if word not in SAFE} <= {*asked}:
         return None
     asked = asked[-1:] if is_plain else asked[-2:]
     opposed = [word for word in told if word.startswith("un") and stem(word[2:]) in asked]
-    is_echo = opposed or any(stem(word) in asked for word in told)
+    is_echo = bool(opposed) or any(stem(word) in asked for word in told)
+    is_echo |= bool(_ELLIPSIS.search(text)) and not stems(said).isdisjoint(map(stem, told))
     return (len(NEGATED.findall(text)) + len(opposed)) % 2 == 0 if is_echo else None
 
 
@@ -241,6 +264,7 @@ def item_spans(
     # Longer ones first: "Apple" is not in "Apple Pie".
     for place in sorted(range(len(items)), key=lambda i: -len(format_value(items[i]))):
         here = _item_spans(items[place], text, context, tolerance)
+        here = here or spans_of(short(items[place], items), text)
         if not here and items[place] not in [items[other] for other in spans]:
             return None
         spans[place] = here
@@ -268,7 +292,7 @@ def pair_spans(
     """
     if not is_json_object(pairs) or not pairs:
         return None
-    marks: list[tuple[int, int, str, list[str]]] = []  # start, end, kind, things that it is or is true of
+    marks: list[Mark] = []  # start, end, kind, things that it is or is true of
     rest = text
     for thing in sorted(pairs, key=lambda name: -len(name)):
         of_thing = spans_of(short(thing, list(pairs)), rest) if not spans_of(thing, rest) else []
@@ -283,10 +307,25 @@ def pair_spans(
         marks += [(start, end, "value", owners) for start, end in of_value]
         rest = blanked(rest, of_value, "|")
     marks.sort(key=lambda mark: mark[:2])
-    return [mark[:2] for mark in marks] if _belong_together(marks, list(pairs)) else None
+    is_told = _belong_together(marks, list(pairs)) or _are_in_turn(marks, list(pairs), text)
+    return [mark[:2] for mark in marks] if is_told else None
 
 
-def _belong_together(marks: list[tuple[int, int, str, list[str]]], things: list[str]) -> bool:
+def _are_in_turn(marks: list[Mark], things: list[str], text: str) -> bool:
+    """Whether each clause has one thing and its value, in whatever order: "A's coach is C; D coaches B"."""
+    for (_, end, *_), (start, *_) in zip(marks[1::2], marks[2::2], strict=False):
+        if not _CLAUSE.search(text[end:start]):
+            return False
+    told: set[str] = set()
+    for first, second in zip(marks[::2], marks[1::2], strict=False):
+        thing, value = (first, second) if first[2] == "thing" else (second, first)
+        if (thing[2], value[2]) != ("thing", "value") or thing[3][0] not in value[3]:
+            return False
+        told.add(thing[3][0])
+    return len(marks) % 2 == 0 and told == set(things)
+
+
+def _belong_together(marks: list[Mark], things: list[str]) -> bool:
     runs: list[tuple[str, list[list[str]]]] = []
     for _, _, kind, names in marks:
         if not runs or runs[-1][0] != kind:

@@ -28,13 +28,13 @@ HEDGE = re.compile(rf"\b(?:{_HEDGES})\b|\?|[<>≠≤≥不非¬❌✗✘❎🚫�
 # "More than X" and "the one next to X" are not X.
 _QUALIFIED_BEFORE = pattern("qualified_before")
 _BOUNDED_BEFORE = re.compile(
-    r"\b(?:over|under|above|below|beyond|(?<!add )(?<!adds )up to)\s+$"
+    r"\b(?:over|under|before|above|below|beyond|(?<!add )(?<!adds )up to)\s+(?:(?:the|at|in|on)\s+)?$"
 )  # of an amount
 _QUALIFIED_AFTER = pattern("qualified_after")
 # What is said in a clause holds for it alone; what is wrong ahead of a colon is what follows.
 _CLAUSE_END = re.compile(r"(?<=[.!?;])[^\w\s]*(?=\s|$)|\n| - |,(?! (?:or|and)\b)|\b(?:but|and|so)\b")
 _BRACKETS = re.compile(r"\([^()]*\)")
-_NO_DENIAL = pattern("no_denial")
+NO_DENIAL = pattern("no_denial")
 _DENIED_AFTER = pattern("denied_after")
 
 
@@ -58,7 +58,7 @@ def is_affirmed(text: str, start: int, end: int, *, said: str) -> bool:
     follows does not take it back. Words of the question may be repeated."""
     if is_qualified(text, start, end) or denied_after(text, end):
         return False
-    before, after = (_NO_DENIAL.sub(" ", _BRACKETS.sub(" ", part)) for part in (text[:start], text[end:]))
+    before, after = (NO_DENIAL.sub(" ", _BRACKETS.sub(" ", part)) for part in (text[:start], text[end:]))
     clause = f"{_CLAUSE_END.split(before)[-1]} \0 {_CLAUSE_END.split(after)[0]}"
     quoted = f" {' '.join(tokens(said))} "
     return not any(
@@ -71,10 +71,11 @@ def denied_after(text: str, end: int) -> bool:
     return _DENIED_AFTER.match(text[end : end + 80].casefold()) is not None
 
 
-def is_qualified(text: str, start: int, end: int) -> bool:
-    """Whether `text[start:end]` is not what is said, but something that is told by it: "more than X"."""
+def is_qualified(text: str, start: int, end: int, *, is_amount: bool = True) -> bool:
+    """Whether `text[start:end]` is not what is said, but something that is told by it: "more than X". An
+    amount, which a date is too, also has bounds: "before X"."""
     before, after = text[max(0, start - 40) : start].casefold(), text[end : end + 20].casefold()
-    if not text[start].isalpha() and _BOUNDED_BEFORE.search(before):
+    if is_amount and re.search(r"\d", text[start:end]) and _BOUNDED_BEFORE.search(before):
         return True
     return _QUALIFIED_BEFORE.search(before) is not None or _QUALIFIED_AFTER.match(after) is not None
 

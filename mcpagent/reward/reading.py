@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -339,6 +340,11 @@ def _in_unit(number: float, unit: str, other: str) -> float:
     return (_base(number, unit) - offset) / factor
 
 
+def are_comparable(unit: str, other: str) -> bool:
+    """Whether two units measure the same kind of thing."""
+    return _is_comparable(_UNITS[unit][0], _UNITS[other][0])
+
+
 def _is_comparable(kind: str, other: str) -> bool:
     return kind == other or ("cent" in (kind, other) and kind in _MONEY and other in _MONEY)
 
@@ -370,6 +376,22 @@ def is_conversion(amount: Amount, of: Amount) -> bool:
         return abs(left - right) <= 1
     shown = max(0.5 * 10.0**-a.decimals * _UNITS[a.unit or ""][1] for a in (amount, of))
     return abs(left - right) <= shown * (1 + 1e-6)
+
+
+_HOURS = pattern("hours")
+
+
+def as_durations(text: str, *, is_short: bool = False) -> str:
+    """Return a text with what may be a clock as hours, minutes and seconds: 2h05, 3:27:08; if `is_short`,
+    what has two parts as minutes and seconds."""
+
+    def duration(match: re.Match[str]) -> str:
+        first, second, third = match[1], match[2], match[3] or match[4]
+        if is_short and third is None:
+            return f"{first} min {second} s"
+        return f"{first} h {second} min" + (f" {third} s" if third else "")
+
+    return _HOURS.sub(duration, text)
 
 
 # Dates and times -------------------------------------------------------------------------------------------
@@ -472,6 +494,12 @@ def _moment(written: str) -> tuple[frozenset[str], tuple[datetime, ...]] | None:
     return frozenset(said), tuple(readings)
 
 
+def clocks(text: str) -> tuple[Amount, ...]:
+    """Return the times of canonical `text` as amounts, which times may be read as."""
+    times = [m.readings[0] for m in moments(text) if "hour" in m.said]
+    return tuple(Amount(t.hour * 3600 + t.minute * 60 + t.second, 0, 0, unit="s") for t in times)
+
+
 def moment_is(given: Moment, value: Moment, *, precision: str | None) -> bool:
     """Whether `given` says `value`, as precisely as is asked (None: to the minute, if it has a time)."""
     needed = set(value.said) - {"second", "zone"}
@@ -486,6 +514,26 @@ def moment_is(given: Moment, value: Moment, *, precision: str | None) -> bool:
         return False
     shared = [name for name in _FIELDS if name in given.said & value.said]
     return any(_same_moment(reading, target, given, value, shared) for reading in given.readings)
+
+
+def moment_spans(text: str, value: Moment, *, precision: str | None) -> list[Span]:
+    """Return where canonical `text` says a date or a time; a sentence may say its day and its hour apart."""
+    told = moments(text)
+    spans = [(m.start, m.end) for m in told if moment_is(m, value, precision=precision)]
+    if spans or "hour" not in value.said:
+        return spans
+    for left, right in pairwise(told):
+        date, time = (left, right) if "day" in left.said else (right, left)
+        is_apart = "day" in date.said and "hour" in time.said and not date.said & time.said
+        if is_apart and not re.search(r"[.;!?]\s|\n", text[left.end : right.start]):
+            readings = tuple(
+                day.replace(hour=time.readings[0].hour, minute=time.readings[0].minute)
+                for day in date.readings
+            )
+            whole = replace(date, said=date.said | {"hour", "minute"}, readings=readings)
+            if moment_is(whole, value, precision=precision):
+                spans += [(date.start, date.end), (time.start, time.end)]
+    return spans
 
 
 def _same_moment(left: datetime, right: datetime, given: Moment, value: Moment, shared: list[str]) -> bool:
@@ -641,9 +689,11 @@ def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = AN
         return places or (name_spans(value, text) if isinstance(value, str) else _small_numbers(target, text))
     written = format_value(value)
     if (moment := whole_moment(written)) is not None:
-        spans = [(m.start, m.end) for m in moments(text) if moment_is(m, moment, precision=None)]
+        spans = moment_spans(text, moment, precision=None)
     else:
         spans = name_spans(written, text)
+    if not spans and (short := re.fullmatch(r"0?0:(\d\d:\d\d)", written)):
+        spans = [m.span() for m in re.finditer(rf"(?<![\d:])0?{short[1].lstrip('0')}(?![\d:])", text)]
     if (not spans or moment is None) and (quantity := _quantity(written)):
         units = Units(frozenset((quantity.unit or "",)), is_exact=True)
         same = [a for a in amounts(text) if amount_is(a, quantity.number, tolerance=0.0, units=units)]

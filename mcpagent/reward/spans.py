@@ -19,8 +19,7 @@ from mcpagent.reward.reading import (
     Units,
     american,
     canonical,
-    moment_is,
-    moments,
+    moment_spans,
     pattern,
     spans_of,
     unit_named,
@@ -53,10 +52,12 @@ _PER = re.compile(
     rf"\s*(?:[a-z]+ )?(?:(?:per|an?|each|every|pro|par|je)\s+|/\s?)(\d+ )?({_RATES})\b|\s*()(\w+ly)\b",
     re.IGNORECASE,
 )
+_PER_OTHER = re.compile(r"\s*per ([a-z]+)", re.IGNORECASE)
 _CLAUSE_MARK = re.compile(r"[.;,\n]")
 _PERIODIC = re.compile(r"\b(?:\w+ly|annual)\b", re.IGNORECASE)
 _EVERY = re.compile(r"\b(?:once )?(?:every|each|per|an?|pro|par|je)\s+(\w+)", re.IGNORECASE)
 _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
+_PREFIXED = re.compile(r"([^\W\d_]+[-_ ]?)(\d{2,})")
 _ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 NEGATED = re.compile(r"\b(?:not|no|never|none|cannot|without|\w+n't)\b", re.IGNORECASE)
@@ -69,9 +70,10 @@ def value_spans(
     """Return where canonical `text` says the value of a number, a date or a name. `is_strict`: what has
     decimals is no per cent, unless the question or a result counts in it; what has none never is."""
     if check.type == "date" and (moment := whole_moment(format_value(value))) is not None:
-        spans = [(m.start, m.end) for m in moments(text) if moment_is(m, moment, precision=check.precision)]
-        year = moment.readings[0].year if check.precision == "year" else "no"
-        return spans or [m.span() for m in re.finditer(rf"\b{year}\b", text)]
+        spans = moment_spans(text, moment, precision=check.precision)
+        if spans or check.precision != "year":
+            return spans
+        return [m.span() for m in re.finditer(rf"\b{moment.readings[0].year}\b", text)]
     if check.type in ("name", "string"):
         written = format_value(value)
         return (
@@ -86,6 +88,8 @@ def value_spans(
     if not spans and target is not None and target < 0 and _FALLING.search(text):
         spans = spans_of(-target, text, tolerance=check.tolerance, units=units)
     others = _fields_of_others(target, context)
+    # An abbreviation of a unit may be said as what it means.
+    is_named = len(check.unit or "") > 3 and not units_of(canonical(str(check.unit)))
     return [
         _with_rate(text, span)
         for span in spans
@@ -98,9 +102,17 @@ def value_spans(
         and not (
             (thing := _COUNTED.match(text, span[1]))
             and thing[1] not in FUNCTION_WORDS
-            and stem(thing[2]) in others
+            and (stem(thing[2]) in others or (is_named and _is_unheard(thing, check, context)))
         )
     ]
+
+
+def _is_unheard(thing: re.Match[str], check: AnswerCheck, context: AnswerContext) -> bool:
+    """Whether what is counted has no word of the unit, the question or a result."""
+    told = " ".join(result.content for result in context.results).replace("_", " ")
+    if re.match(".*".join(thing[0].split()[0]), str(check.unit)):
+        return False  # "btls" of bottles
+    return stems(thing[0]).isdisjoint(stems(f"{check.unit} {context.said} {told}"))
 
 
 def _with_rate(text: str, span: Span) -> Span:
@@ -116,6 +128,10 @@ def _is_other_rate(text: str, span: Span, value: float, said: str, context: Answ
     )
     asked = _periods(said)
     shown |= {"year"} if "%" in units_of(text) else frozenset()
+    results = " ".join(result.content.replace("_", " ") for result in context.results)
+    if (of := _PER_OTHER.match(text, span[1])) and of[1].casefold() not in _PERIODS:
+        has_basis = bool(shown or asked) or re.search(r"\bper\b", results) is not None
+        return has_basis and stem(of[1].casefold()) not in stems(f"{said} {results}")
     if rate := _PER.match(text, span[1]):
         period = _PERIODS.get((rate[2] or rate[4]).casefold())
         return period is not None and (
@@ -196,7 +212,8 @@ def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
     parts = [
         part for part in parts if len(part) > 2 and part[:1].isupper() and part.replace("'", "").isalpha()
     ]
-    if len(name.split()) < 2 or not parts:
+    is_thing = any(word in FUNCTION_WORDS or (word.islower() and len(word) > 3) for word in name.split())
+    if len(name.split()) < 2 or not parts or is_thing:
         return []
     if re.search(r"\d", name):
         parts = [name[name.index(parts[0]) :]]  # "Zhen Hua 23" of a ship
@@ -220,6 +237,18 @@ def _fields_of_others(number: float | None, context: AnswerContext) -> set[str]:
     return labels - of_value - stems(context.said) if of_value else set()
 
 
+def _units_of_field(number: float | None, context: AnswerContext) -> set[str]:
+    """The unit that the name of the field with the number ends in: price_gbp, inclination_deg."""
+    fields = [
+        name
+        for result in context.results
+        for name, told in _FIELD.findall(result.content)
+        if as_number(told) == number
+    ]
+    ends = {name.split("_")[-1] for name in fields if "_" in name}
+    return {unit for end in ends if (unit := unit_named(end))} if len(ends) == 1 == len({*fields}) else set()
+
+
 @lru_cache(maxsize=512)
 def _number_fields(content: str) -> tuple[tuple[frozenset[str], float | None], ...]:
     return tuple((stems(name.replace("_", " ")), as_number(told)) for name, told in _FIELD.findall(content))
@@ -233,19 +262,26 @@ def units_for(check: AnswerCheck, context: AnswerContext, *, may_be_percent: boo
     names = units_of(canonical(context.said))
     if not names and re.search(r"(?i)\b(?:how many|number of)\b", context.said):
         return Units(frozenset(("pieces",)), is_exact=True)
+    names = names or _units_of_field(as_number(check.value), context)
     if any("%" in result.content for result in context.results):
         names = names | {"%"}
     return Units(frozenset(names), may_be_percent=may_be_percent or bool(_RATE.search(context.said)))
 
 
 def short(name: Any, names: Sequence[Any]) -> Any:
-    """Return a name without the words that all `names` begin with: "lot 7" of lots."""
+    """Return a name without the words or the letters that all `names` begin with: "lot 7" of lots, "INV-7"
+    of codes."""
     split = [str(each).split() for each in names]
     shared = 0
     while len(names) > 1 and all(shared < len(each) and each[shared] == split[0][shared] for each in split):
         shared += 1
     bare = " ".join(str(name).split()[shared:])
-    return bare if shared and re.search(r"\w\w|\d", bare) else name
+    if shared and re.search(r"\w\w|\d", bare):
+        return bare
+    codes = [_PREFIXED.fullmatch(str(each)) for each in names]
+    if len(names) > 1 and len({code and code[1] for code in codes}) == 1 and codes[0]:
+        return _PREFIXED.sub(r"\2", str(name))
+    return name
 
 
 def option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:

@@ -22,6 +22,9 @@ tests of the last ones say how much is left:
     sixteenth          3     0    14    0.6    as models and colleagues answer, not as hard as can be
     seventeenth        4     0.6  18    1
 
+Since a free text is judged by what speaks against its value (`reward/rivals.py`), of the last two, still unread,
+9 and 10 in a hundred right ones fail without the line, and 0.6 wrong ones pass.
+
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
 
@@ -94,16 +97,16 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "with_the_line", "without_it"),
     [
-        ("eighth", (0.036, 0.0), (0.092, 0.0)),
-        ("ninth", (0.025, 0.0), (0.08, 0.0)),
-        ("tenth", (0.027, 0.0), (0.061, 0.005)),
-        ("eleventh", (0.11, 0.01), (0.114, 0.025)),
-        ("twelfth", (0.036, 0.013), (0.015, 0.02)),
+        ("eighth", (0.036, 0.0), (0.057, 0.0)),
+        ("ninth", (0.025, 0.0), (0.038, 0.0)),
+        ("tenth", (0.027, 0.0), (0.027, 0.005)),
+        ("eleventh", (0.1, 0.005), (0.08, 0.015)),
+        ("twelfth", (0.036, 0.013), (0.008, 0.02)),
         ("thirteenth", (0.01, 0.0), (0.0, 0.0)),
-        ("fourteenth", (0.044, 0.007), (0.163, 0.019)),
-        ("fifteenth", (0.044, 0.013), (0.163, 0.013)),
-        ("sixteenth", (0.025, 0.0), (0.144, 0.007)),
-        ("seventeenth", (0.038, 0.007), (0.183, 0.013)),
+        ("fourteenth", (0.019, 0.0), (0.057, 0.007)),
+        ("fifteenth", (0.019, 0.0), (0.038, 0.007)),
+        ("sixteenth", (0.025, 0.0), (0.088, 0.007)),
+        ("seventeenth", (0.038, 0.007), (0.101, 0.007)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(

@@ -1,0 +1,301 @@
+"""What a free text says against a value: words around it are no evidence, rivals and denials are.
+
+A value that is said stands unless it is denied, doubted or bounded where it is said, or another of its kind
+is offered: joined to it ("A and B", "5 or 6"), grown onto it ("Folk rock"), or said after it without being
+known as something else of what was shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence, Set
+from functools import lru_cache
+from typing import Any
+
+from mcpagent.core.placeholders import format_value
+from mcpagent.core.values import as_number
+from mcpagent.reward.evidence import shown_records
+from mcpagent.reward.grammar import (
+    AMOUNTS,
+    BRACKETS,
+    DATE,
+    FIELDS,
+    KIN,
+    NUMBER,
+    agree,
+    blanked,
+    is_bare,
+    kind_of,
+    record_texts,
+    tags_of,
+    without_annotations,
+)
+from mcpagent.reward.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_qualified
+from mcpagent.reward.reading import (
+    Amount,
+    Span,
+    amounts,
+    are_comparable,
+    canonical,
+    clocks,
+    is_conversion,
+    moment_is,
+    moments,
+    says,
+    whole_moment,
+    words,
+)
+from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, NEGATED, SAFE
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
+_CLAUSE_END = re.compile(
+    r"[();]|\s-\s|:\s|,(?! (?:or|and)\b)|\b(?:but|and|so|while|whereas|though|although)\b", re.IGNORECASE
+)
+_LEAST_TOLD = 2  # values of another record make a clause one about that
+_CHOICE = ("or", "nor", "either", "neither")
+_PRONOUNS = frozenset(("it", "that", "this", "they", "or", "and"))
+_JOINT = re.compile(r"(?=.*\S)[\s,;/&|-]*(?:\b(?:and|or|to|vs|versus|bis|und|oder)\b[\s,]*)?", re.DOTALL)
+_REMARK = re.compile(r"\([^()]*[^\W\d_][^()]*\)")
+_ALL_OF = re.compile(r"\b(?:the|all|these) $")
+_CLAUSE = re.compile(r"[^;.\n(),]+(?:[.,](?=\d)[^;.\n(),]+)*")
+_CODE = re.compile(r"[^\W_]-.$|[^\W\d_].$|[^\W\d_]-?-$", re.DOTALL)
+_ITEM_JOINT = re.compile(r"([,;&|/\n](?:\s*and\b)?|\band\b|(?<=\w)[.:](?=\s|$))")
+_NOUN = re.compile(r" [^\W\d_]{3,}")
+
+
+def _joined(joint: str, closed: str) -> str:
+    """V next to a rival behind "and", "or", a slash, or a comma, that `closed` ones are too."""
+    behind = f"V[ks]*&[,&]*[ak]*{joint}|V[ks]*,[,&]*[ak]*{closed}"
+    return f"{behind}|{joint}[ks]*&[,&]*[ak]*V|{closed}[ks]*,[,&]*[ak]*V"
+
+
+# Letters as in `tags_of`; M is a date, # a number. A name of the same record may be in apposition.
+_GROWN = "[XN#]V|V[XN#]"
+_SECOND = "^[ak]*[xz]&[ak]*V|V[ks]*&[ak]*[xzs]+(?=[.,&)]|$)"
+_AGAINST = {
+    kind: re.compile("|".join(forms))
+    for kind, forms in {
+        "name": (_joined("[SXN#]", "[XN#]"), _GROWN, r"V[ks]*\([^)]*X", "(?:^|[,&:c(])a?s+[,&]+V", _SECOND),
+        "code": (_joined("[SXN#]", "[XN#]"), _GROWN, r"V[ks]*\([^)]*X", _SECOND),
+        "amount": (_joined("[M#]", "[M#]"), r"#p?a?V|Vp?a?#|V[ks]*\([M#]\)|[M#]\(V\)"),
+        "choice": ("(?!)",),
+        "items": ("(?:^|[.:,c(])[akx]*[XNS#]+[ks]*[,&]+[ak]*V", f"{_GROWN}|Vx(?=[&,]+[ak]*V)"),
+        "names": (_joined("[X#]", "[X#]"),),
+        "amounts": (_joined("[M#]", "#"),),
+    }.items()
+}
+
+
+def stands(
+    text: str,
+    spans: Sequence[Span],
+    targets: Sequence[Any],
+    context: AnswerContext,
+    *,
+    kind: str = "",
+    is_quoted: bool | None = None,
+) -> bool:
+    """Return whether a text that says a value says it: an answer line says nothing else, a free text nothing
+    against it."""
+    if context.on_line and not context.is_lenient:
+        return is_bare(text, spans, targets, context, kind=kind, is_quoted=is_quoted)
+    kind = kind or kind_of(targets)
+    if any(is_qualified(text, *span, is_amount=kind in AMOUNTS) for span in spans):
+        return False
+    rest = blanked(text, spans)
+    if kind != "choice":
+        rest = without_annotations(text, spans, targets, context, is_list=kind == "items")
+    if _is_denied(rest, context.said):
+        return False
+    if kind == "choice":
+        return True  # its rivals are the other options
+    said = canonical(context.said)
+    if is_quoted is None:
+        is_quoted = any(says(target, said) for target in targets)
+    right = [a for a in amounts(text) if any(start <= a.start < end for start, end in spans)]
+    marked = _marked(rest, right, targets, context, kind)
+    if marked is None:
+        return False
+    tags = tags_of(marked, targets, context, is_quoted=is_quoted, kind=kind)
+    if kind in ("names", "amounts") and FIELDS.search(tags.replace("&", ",")):
+        return False  # pasted records
+    if kind == "items":
+        of_items = _words_of_own_records(
+            tuple(map(format_value, targets)), tuple(r.content for r in context.results)
+        )
+        tags = tags.replace("S", "k").replace("s", "k") if of_items else tags
+        if _has_other_items(marked, of_items):
+            return False
+    if kind == "name" and "who" in words(said) and KIN.search(tags):
+        return False
+    return _AGAINST[kind].search(tags) is None
+
+
+def _marked(
+    rest: str, right: Sequence[Amount], targets: Sequence[Any], context: AnswerContext, kind: str
+) -> str | None:
+    """A text with marks in place of its dates, and of its numbers that nothing accounts for. What agrees with
+    a target, or stands in the question, goes. None if it names another year than a date has."""
+    said = canonical(context.said)
+    dates = [date for target in targets if (date := whole_moment(format_value(target)))]
+    shown = [m for text in record_texts(targets, context) for m in moments(text)] if dates else []
+    for moment in moments(rest):
+        is_same = any(agree(moment, date) for date in dates)
+        is_same |= any(moment_is(moment, other, precision=None) for other in moments(said))
+        is_known = not dates or any(agree(moment, other) for other in shown)
+        rest = blanked(rest, [(moment.start, moment.end)], " " if is_same else DATE if is_known else NUMBER)
+    heard = {amount.number for amount in amounts(said)}
+    if kind == "items":
+        heard.add(len(targets))
+    for date in dates:
+        heard.update((date.readings[0].year, date.readings[0].year % 100))
+    is_apart = kind in ("name", "code") or not any(re.search(r"\d", format_value(t)) for t in targets)
+    for amount in amounts(rest):
+        if DATE in rest[slice(*amount.span)] or _is_in_code(rest, amount):
+            continue
+        is_same = amount.number in heard or any(is_conversion(amount, one) for one in right)
+        if not is_same and (is_apart or dates):
+            is_same = is_shown_beside(amount, targets, context)
+        if dates and not is_same and amount.unit is None and 1000 < amount.number < 2200:
+            return None
+        rest = blanked(rest, [amount.span], " " if is_same or dates else NUMBER)
+    return rest
+
+
+@lru_cache(maxsize=512)
+def _words_of_own_records(items: tuple[str, ...], contents: tuple[str, ...]) -> frozenset[str]:
+    """The words of the records that show one of the items, if none shows all of them."""
+    told: list[str] = []
+    for text in (" \n ".join(r.texts) for content in contents for r in shown_records(content)):
+        shown = [says(item, text) for item in items]
+        if all(shown):
+            return frozenset()
+        told += words(text) if any(shown) else []
+    return frozenset(told)
+
+
+def _has_other_items(rest: str, of_items: Set[str]) -> bool:
+    """Whether an enumeration of blanked values has another item: a part between two of them, or joined to the
+    last one, that is no clause. `of_items` are words of the records of the items."""
+    parts = _ITEM_JOINT.split(BRACKETS.sub(lambda m: m[0] if BLANK in m[0] else " ", rest))
+    items = [at for at in range(0, len(parts), 2) if BLANK in parts[at]]
+    first, last = items[0], items[-1]
+    is_closed = any("and" in parts[at] or "&" in parts[at] for at in range(first + 1, last, 2))
+    for at in range(first, len(parts), 2):
+        if at > last and (
+            at > last + 2
+            or not _is_joint(parts[at - 1], is_closed=is_closed)
+            or set(words(parts[last].rpartition(BLANK)[2])) - SAFE  # something is said of them
+        ):
+            break
+        told = words(parts[at])
+        is_clause = any(FUNCTION_WORDS.get(word, "") in ("c", "p") for word in told)
+        if at not in items and not is_clause and (NUMBER in parts[at] or set(told) - SAFE - of_items):
+            return True
+    return False
+
+
+def _is_joint(mark: str, *, is_closed: bool) -> bool:
+    """Whether an enumeration goes on behind its last value: behind a comma if no "and" has closed it."""
+    return "\n" in mark or "and" in mark or "&" in mark or (mark.strip() in (",", "|", "/") and not is_closed)
+
+
+def _is_denied(rest: str, said: str) -> bool:
+    """Whether a sentence with a blanked value doubts it, or a clause of it denies it. What a clause denies of
+    something else that it names is no denial of the value."""
+    quoted = f" {' '.join(words(canonical(said)))} "
+    for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", rest)):
+        if BLANK not in sentence:
+            continue
+        edges = [0, *(match.end() for match in _CLAUSE_END.finditer(sentence)), len(sentence)]
+        for hedge in HEDGE.finditer(sentence):
+            if f" {' '.join(words(sentence[hedge.start() :])[:2])} " in quoted:
+                continue
+            at = sum(edge <= hedge.start() for edge in edges)
+            clause = sentence[edges[at - 1] : edges[at]]
+            if BLANK in clause or not (NEGATED.fullmatch(hedge[0]) or hedge[0].lower() in _CHOICE):
+                return True
+            told = words(HEDGE.sub(" ", clause))
+            if hedge[0].lower() not in _CHOICE and all(
+                word in SAFE or word in FUNCTION_WORDS for word in told
+            ):
+                return True
+    return False
+
+
+def is_denied_apart(text: str, span: Span, spans: Sequence[Span]) -> bool:
+    """Whether a clause denies what it says at `span`, and says no value of `spans`."""
+    edges = [0, *(match.end() for match in _CLAUSE_END.finditer(text)), len(text)]
+    start, end = max(e for e in edges if e <= span[0]), min(e for e in edges if e > span[0])
+    is_of_value = any(a < end and start < b for a, b in spans)
+    return not is_of_value and NEGATED.search(text[start : span[0]]) is not None
+
+
+def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) -> bool:
+    """Whether a clause says something of a shown record that has none of the facts: it has a verb, and
+    several values of that record."""
+    told = words(clause)
+    if (told[:1] and told[0] in _PRONOUNS) or not any(FUNCTION_WORDS.get(word) == "c" for word in told):
+        return False
+    text = canonical(clause)
+    for result in context.results:
+        for record in shown_records(result.content):
+            if any(says(fact, leaf) for fact in facts for leaf in record.leaves):
+                continue
+            if sum(len(leaf) > 1 and says(leaf, text) for leaf in set(record.leaves)) >= _LEAST_TOLD:
+                return True
+    return False
+
+
+def rival_amounts(
+    text: str, right: Sequence[Amount], value: Any, context: AnswerContext, *, is_count: bool
+) -> list[Amount]:
+    """Return the amounts of a text that could be meant instead of the `right` ones: none of the question, of
+    another kind of unit, of other things, in remarks or in clauses about others."""
+    asked = {amount.number for amount in amounts(canonical(context.said))} - {as_number(value)}
+    units = [one.unit for one in right if one.unit]
+    remarks = [m.span() for m in _REMARK.finditer(text) if not HEDGE.search(m[0])]
+    rivals = [
+        amount
+        for amount in amounts(text)
+        if amount not in right
+        and amount.number not in asked
+        and not (
+            _ALL_OF.search(text[max(0, amount.start - 6) : amount.start])
+            or _is_in_code(text, amount)
+            or is_qualified(text, *amount.span)
+        )
+        and not any(is_conversion(amount, one) for one in right)
+        and not (amount.unit and any(not are_comparable(amount.unit, unit) for unit in units))
+        and not (amount.unit not in (None, "pieces", "%") and is_count)
+        and not (amount.unit is None and units and _NOUN.match(text, amount.end))
+        and not (
+            any(start <= amount.start < end for start, end in remarks)
+            and (amount.unit is None or not units or is_shown_beside(amount, [], context))
+        )
+    ]
+    clauses = [
+        m.span() for m in _CLAUSE.finditer(text) if any(m.start() <= a.start < m.end() for a in rivals)
+    ]
+    others = [
+        span for span in clauses if is_about_another(text[slice(*span)], [format_value(value)], context)
+    ]
+    return [a for a in rivals if not any(start <= a.start < end for start, end in others)]
+
+
+def _is_in_code(text: str, amount: Amount) -> bool:
+    """Whether digits are a part of a code: PK-70980."""
+    return _CODE.search(text[max(0, amount.start - 2) : amount.start + 1]) is not None
+
+
+def are_joined(text: str, first: Amount, last: Amount) -> bool:
+    """Whether a text gives two amounts for one thing: only a comma, "and", "to" and the like between them."""
+    return _JOINT.fullmatch(text[first.end : last.start]) is not None
+
+
+def is_shown_beside(amount: Amount, values: Sequence[Any], context: AnswerContext) -> bool:
+    """Whether an amount is another one of the records that show one of the values; of all records, if it was
+    worked out."""
+    texts = record_texts(values, context) or [canonical(result.content) for result in context.results]
+    shown = [other for text in texts for other in (*amounts(text), *clocks(text))]
+    return any(abs(amount.number) == abs(other.number) or is_conversion(amount, other) for other in shown)
