@@ -22,8 +22,8 @@ tests of the last ones say how much is left:
     sixteenth          3     0    14    0.6    as models and colleagues answer, not as hard as can be
     seventeenth        4     0.6  18    1
 
-Since a free text is judged by what speaks against its value (`reward/rivals.py`), of the last two, still unread,
-9 and 10 in a hundred right ones fail without the line, and 0.6 wrong ones pass.
+Since a free text is judged by what speaks against its value (`reward/rivals.py`), 9 and 10 in a hundred right
+ones of the last two, still unread, fail without the line, and 0.6 wrong ones pass.
 
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
