@@ -24,6 +24,11 @@ def pid() -> int:
     return os.getpid()
 
 
+def variable(name: str) -> str:
+    """The value of an environment variable."""
+    return os.environ.get(name, "unset")
+
+
 def noise(size: int) -> str:
     """`size` characters on stderr."""
     sys.stderr.write("n" * size)
@@ -65,7 +70,7 @@ def hang() -> str:
     return "never"
 
 
-READERS = (echo, pid, noise, garbage, die_once)
+READERS = (echo, pid, variable, noise, garbage, die_once)
 TOOLS = {tool.__name__: tool for tool in (*READERS, die_after_writing, write_down, refuse, hang)}
 lock = threading.Lock()
 
