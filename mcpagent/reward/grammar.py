@@ -21,8 +21,8 @@ from mcpagent.reward.evidence import shown_records
 from mcpagent.reward.phrasing import HEDGE, AnswerContext, is_qualified
 from mcpagent.reward.reading import (
     WORDS,
-    Moment,
     Span,
+    agree,
     amounts,
     canonical,
     clocks,
@@ -54,9 +54,9 @@ _OPENING = r"(?:z?[op][ackopszSxXN]+[,:])?[ackops,:]*"
 _LEAD = _OPENING + r"(?:(?:(?:[acks]x[acks]*)?z|^x[op])[ackops,:]*|[acks]x%s)?"
 _VERB, _NOUN = _LEAD % "[ackops,:]*", _LEAD % "[ackops,:]+"  # "folk rock" is no rock
 _REMARK = r"\((?:#x|x#|[ackopszSxN,:])*+\)[ks]*+"
-_SHOWN = _REMARK.replace("N", "")  # next to a name, a name that no result has shown is a rival
-_TAIL = rf"[ks]*(?:[op][acksSx]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?|x(?=p))?|:|{_SHOWN})*"
-_AFTER = rf"(?:[op][acksSXzx]*+|c[aks]*+|,(?:a[aksSXzx]*+|[ks]++z?|x(?=p))?|:|{_REMARK})*"
+_TAIL = rf"x?[ks]*(?:[op][acksSxN]*+|c[aks]*+|,(?:a[aksSx]*+|k++z?|x(?=p))?|:|{_REMARK})*"
+_LISTED = _TAIL.replace("N", "")  # a name that no result has shown is a rival there
+_AFTER = rf"(?:[op][acksSXNzx]*+|c[aks]*+|,(?:a[aksSXzx]*+|[ks]++z?|x(?=p))?|:|{_REMARK})*"
 _AMOUNT_TAIL = rf"(?:[xz]?|N(?=,))(?:[aks]+[xz]?)?[ks]*{_AFTER}"
 _UNIT_TAIL = rf"N|{_AMOUNT_TAIL}"  # "2187 Elo"
 _OPEN_TAIL = r"[ackszSXN#,:]*(?:[op(].*)?"
@@ -67,7 +67,7 @@ _AROUND = {
         "amount": (rf"axxp[ackops]*|{_VERB}", _UNIT_TAIL, _AMOUNT_TAIL + _VERB),
         "amounts": (_VERB, _UNIT_TAIL, rf"x[ackops]*|{_AMOUNT_TAIL}{_VERB}"),
         "name": (_NOUN, _TAIL, _TAIL + _NOUN),
-        "names": (_NOUN, _TAIL, rf"[xz][ackops]+|{_TAIL}{_NOUN}"),
+        "names": (_NOUN, _LISTED, rf"[xz][ackops]+|{_LISTED}{_NOUN}"),
         "code": (rf"x|{_VERB}", _TAIL, _TAIL + _VERB),
         "choice": (_NOUN, _OPEN_TAIL, _OPEN_TAIL + _NOUN),
         "items": (_NOUN, _ITEMS, _ITEMS),
@@ -84,6 +84,7 @@ DATE, NUMBER = "\1", "\2"  # marks in place of such as nothing has said or shown
 _MARKS = dict(zip(f"{BLANK}{DATE}{NUMBER}():&/|+.!?", "VM#():&&&&...", strict=True))
 _BREAK = r", |[;|\n]|\b(?:and|then)\b"
 _SEGMENT = re.compile(rf"(?:{_BREAK})?((?:(?!{_BREAK}).)+)", re.IGNORECASE)
+_CODE_OR_NAME = re.compile(r"[A-Z]")
 _ORDINAL = re.compile(r"1st|2nd|3rd|\dth")
 
 
@@ -111,18 +112,6 @@ def without_contrast(text: str) -> str:
     return _CONTRAST.sub(" ", text) if not re.match(r"\W*not\b", text, re.IGNORECASE) else text
 
 
-def agree(moment: Moment, target: Moment) -> bool:
-    """Whether all that both say of a date is the same."""
-    told, meant = moment.readings[0], target.readings[0]
-    shared = moment.said & target.said - {"zone"}
-    if "hour" in shared and "zone" in moment.said & target.said:
-        if "day" not in shared:
-            told = told.replace(year=meant.year, month=meant.month, day=meant.day)
-            return ((told - meant).total_seconds() + 60) % 86400 <= 120
-        return abs(told - meant).total_seconds() < 60
-    return bool(shared) and all(getattr(told, name) == getattr(meant, name) for name in shared)
-
-
 def blanked(text: str, spans: Sequence[Span], mark: str = BLANK) -> str:
     """Return a text with marks in place of the spans."""
     for start, end in spans:
@@ -140,11 +129,14 @@ def without_annotations(
         before = [text[start:end] for start, end in spans if end <= match.start()]
         if BLANK not in match[0] and before and _is_remark(match[0], before[-1], targets, context):
             rest = blanked(rest, [match.span()], " ")
+    is_list &= not all(map(is_amount, targets))
     is_name = len(targets) == 1 and not re.search(r"\d", format_value(targets[0]))
     for segment in _SEGMENT.finditer(rest):
         inside = [text[start:end] for start, end in spans if segment.start() <= start < segment.end()]
-        if is_name and not inside and segment[0][0] in ",;" and re.search(r"\d", segment[1]):
-            inside = [text[slice(*spans[0])]]  # ", card MT-205"
+        is_apart = not inside and segment[0][0] in ",;" and re.search(r"\d", segment[1])
+        if is_apart and (is_name or (is_list and not _CODE_OR_NAME.search(segment[1]))):
+            before = [span for span in sorted(spans) if span[1] <= segment.start()] or spans
+            inside = [text[slice(*before[-1])]]  # ", card MT-205"
         elif not is_list or len(inside) != 1:
             continue
         for part in re.finditer(r"[^\0]+", segment[1]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -500,26 +500,44 @@ def clocks(text: str) -> tuple[Amount, ...]:
     return tuple(Amount(t.hour * 3600 + t.minute * 60 + t.second, 0, 0, unit="s") for t in times)
 
 
-def moment_is(given: Moment, value: Moment, *, precision: str | None) -> bool:
-    """Whether `given` says `value`, as precisely as is asked (None: to the minute, if it has a time)."""
-    needed = set(value.said) - {"second", "zone"}
+def moment_is(
+    given: Moment, value: Moment, *, precision: str | None, unasked: Set[str] = frozenset()
+) -> bool:
+    """Whether `given` says `value`, as precisely as is asked (None: to the minute, if it has a time); the
+    fields that are `unasked` may go unsaid."""
+    needed = value.said - {"second", "zone"} - unasked
     if precision is not None:
         needed &= set(_FIELDS[: _FIELDS.index(precision) + 1])
     target = value.readings[0]
     if precision is None and target.hour == target.minute == 0:
         needed -= {"hour", "minute"}  # what a date is stored as
     if needed >= {"month", "day"}:
-        needed.discard("year")
+        needed -= {"year"}
     if not needed <= given.said:
         return False
     shared = [name for name in _FIELDS if name in given.said & value.said]
     return any(_same_moment(reading, target, given, value, shared) for reading in given.readings)
 
 
-def moment_spans(text: str, value: Moment, *, precision: str | None) -> list[Span]:
-    """Return where canonical `text` says a date or a time; a sentence may say its day and its hour apart."""
+def agree(moment: Moment, target: Moment) -> bool:
+    """Whether all that both say of a date is the same."""
+    told, meant = moment.readings[0], target.readings[0]
+    shared = moment.said & target.said - {"zone"}
+    if "hour" in shared and "zone" in moment.said & target.said:
+        if "day" not in shared:
+            told = told.replace(year=meant.year, month=meant.month, day=meant.day)
+            return ((told - meant).total_seconds() + 60) % 86400 <= 120
+        return abs(told - meant).total_seconds() < 60
+    return bool(shared) and all(getattr(told, name) == getattr(meant, name) for name in shared)
+
+
+def moment_spans(
+    text: str, value: Moment, *, precision: str | None, unasked: Set[str] = frozenset()
+) -> list[Span]:
+    """Return where canonical `text` says a date or a time, as `moment_is` has it; a sentence may say its day
+    and its hour apart."""
     told = moments(text)
-    spans = [(m.start, m.end) for m in told if moment_is(m, value, precision=precision)]
+    spans = [(m.start, m.end) for m in told if moment_is(m, value, precision=precision, unasked=unasked)]
     if spans or "hour" not in value.said:
         return spans
     for left, right in pairwise(told):
@@ -605,7 +623,7 @@ def _spellings(value: str) -> tuple[tuple[str, bool], ...]:
 def _forms(tokens: list[str], value: str) -> Iterator[str]:
     """The ways to say a name, each as its words put together: all of it, and without titles and the like."""
     for some in (tokens, _bare_name(tokens, value)):
-        yield "".join(word for word in some if word not in _BETWEEN_WORDS) or "".join(some)
+        yield _put_together(word for word in some if word not in _BETWEEN_WORDS) or _put_together(some)
     if (
         len(tokens) > 1
         and re.fullmatch(r"(?:[A-Z][^\W\d_]*\.?[ -]?)+", value)
@@ -613,8 +631,15 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     ):
         yield "".join(word[0] for word in tokens[:-1]) + tokens[-1]  # J. S. Bach
         yield "".join(word for word in tokens if len(word) > 1 and word not in UNSAID)
+    if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():
+        yield "".join(tokens) + "s"  # leopard sharks
     if len(tokens) == 1 and len(value) > 2 and value.isalpha() and not value.istitle():
         yield from (tokens[0] + ending for ending in ("ed", "d", "s"))  # "pass": it passed
+
+
+def _put_together(some: Iterable[str]) -> str:
+    """Words without what stands between them, but for numbers: 3.11.2 is not 3.1.12."""
+    return re.sub(r"(?<=\d) (?=\d)", ".", " ".join(some)).replace(" ", "")
 
 
 def _bare_name(tokens: list[str], value: str) -> list[str]:
@@ -655,7 +680,8 @@ def _runs(joined: str, tokens: tuple[tuple[str, int, int], ...]) -> Iterator[Spa
             continue
         rest = joined
         for other, _, end in tokens[first:]:
-            if rest.startswith(part := american(other)) and not (other in _BETWEEN_WORDS and rest != joined):
+            part = "." * (rest[:1] == ".") + american(other)
+            if rest.startswith(part) and not (other in _BETWEEN_WORDS and rest != joined):
                 rest = rest[len(part) :]
             elif other not in _BETWEEN_WORDS:
                 break

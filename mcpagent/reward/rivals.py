@@ -22,7 +22,6 @@ from mcpagent.reward.grammar import (
     FIELDS,
     KIN,
     NUMBER,
-    agree,
     blanked,
     is_bare,
     kind_of,
@@ -34,6 +33,7 @@ from mcpagent.reward.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_qualifi
 from mcpagent.reward.reading import (
     Amount,
     Span,
+    agree,
     amounts,
     are_comparable,
     canonical,
@@ -207,7 +207,7 @@ def _is_denied(rest: str, said: str) -> bool:
     for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", rest)):
         if BLANK not in sentence:
             continue
-        edges = [0, *(match.end() for match in _CLAUSE_END.finditer(sentence)), len(sentence)]
+        edges = _edges(sentence)
         for hedge in HEDGE.finditer(sentence):
             if f" {' '.join(words(sentence[hedge.start() :])[:2])} " in quoted:
                 continue
@@ -223,9 +223,14 @@ def _is_denied(rest: str, said: str) -> bool:
     return False
 
 
+def _edges(text: str) -> list[int]:
+    """Where its clauses end, and where it begins."""
+    return [0, *(match.end() for match in _CLAUSE_END.finditer(text)), len(text)]
+
+
 def is_denied_apart(text: str, span: Span, spans: Sequence[Span]) -> bool:
     """Whether a clause denies what it says at `span`, and says no value of `spans`."""
-    edges = [0, *(match.end() for match in _CLAUSE_END.finditer(text)), len(text)]
+    edges = _edges(text)
     start, end = max(e for e in edges if e <= span[0]), min(e for e in edges if e > span[0])
     is_of_value = any(a < end and start < b for a, b in spans)
     return not is_of_value and NEGATED.search(text[start : span[0]]) is not None

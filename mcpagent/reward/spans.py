@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import lru_cache
 from typing import Any
 
@@ -15,11 +15,14 @@ from mcpagent.reward.reading import (
     LEGAL,
     UNSAID,
     WORDS,
+    Moment,
     Span,
     Units,
+    agree,
     american,
     canonical,
     moment_spans,
+    moments,
     pattern,
     spans_of,
     unit_named,
@@ -29,6 +32,8 @@ from mcpagent.reward.reading import (
 )
 
 BLANK = "\0"
+_DAY_FIELDS = frozenset(("year", "month", "day"))
+_TIME_OF_DAY = re.compile(r"\b(?:what|which) (?:time|hour)\b", re.IGNORECASE)
 SAFE = frozenset(WORDS["filler"].split()) | UNSAID | LEGAL
 _LABEL = re.compile(r"(?:^|[\"'{,;|\n])\s*([A-Za-z_][A-Za-z_ ]{0,30})[\"']?\s*[:=]")
 _HEAD = re.compile(r"\A[^\n]*[|;][^\n]*\n|^[^\n]*\|[^\n]*\n(?=[ |:-]*-[ |:-]*\n)", re.MULTILINE)
@@ -57,7 +62,7 @@ _CLAUSE_MARK = re.compile(r"[.;,\n]")
 _PERIODIC = re.compile(r"\b(?:\w+ly|annual)\b", re.IGNORECASE)
 _EVERY = re.compile(r"\b(?:once )?(?:every|each|per|an?|pro|par|je)\s+(\w+)", re.IGNORECASE)
 _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
-_PREFIXED = re.compile(r"([^\W\d_]+[-_ ]?)(\d{2,})")
+_PREFIXED = re.compile(r"([^\W\d_](?:.*\D)?)(\d{2,})")
 _ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 NEGATED = re.compile(r"\b(?:not|no|never|none|cannot|without|\w+n't)\b", re.IGNORECASE)
@@ -70,7 +75,9 @@ def value_spans(
     """Return where canonical `text` says the value of a number, a date or a name. `is_strict`: what has
     decimals is no per cent, unless the question or a result counts in it; what has none never is."""
     if check.type == "date" and (moment := whole_moment(format_value(value))) is not None:
-        spans = moment_spans(text, moment, precision=check.precision)
+        spans = moment_spans(
+            text, moment, precision=check.precision, unasked=_unasked_of(moment, context.said)
+        )
         if spans or check.precision != "year":
             return spans
         return [m.span() for m in re.finditer(rf"\b{moment.readings[0].year}\b", text)]
@@ -85,8 +92,9 @@ def value_spans(
     units = units_for(check, context, may_be_percent=not (is_strict or is_whole))
     spans = spans_of(value, text, tolerance=check.tolerance, units=units)
     target = as_number(value)
-    if not spans and target is not None and target < 0 and _FALLING.search(text):
+    if not spans and target is not None and target < 0 and (falling := _FALLING.search(text)):
         spans = spans_of(-target, text, tolerance=check.tolerance, units=units)
+        spans = [(falling.start() if falling.end() + 1 == a else a, b) for a, b in spans]  # "down 4"
     others = _fields_of_others(target, context)
     # An abbreviation of a unit may be said as what it means.
     is_named = len(check.unit or "") > 3 and not units_of(canonical(str(check.unit)))
@@ -105,6 +113,15 @@ def value_spans(
             and (stem(thing[2]) in others or (is_named and _is_unheard(thing, check, context)))
         )
     ]
+
+
+def _unasked_of(moment: Moment, said: str) -> Set[str]:
+    """The fields of a time that a question has, or does not ask for: its day, if it asks at what time."""
+    is_of_day = _TIME_OF_DAY.search(said) or any(
+        "day" in asked.said and "hour" not in asked.said and agree(asked, moment)
+        for asked in moments(canonical(said))
+    )
+    return _DAY_FIELDS if "hour" in moment.said and is_of_day else frozenset()
 
 
 def _is_unheard(thing: re.Match[str], check: AnswerCheck, context: AnswerContext) -> bool:

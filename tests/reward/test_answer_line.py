@@ -128,6 +128,21 @@ def holds(check: dict[str, Any], line: str, said: str = "") -> bool:
             ("Marta and 7", "7, Marta"),
             ("Marta", "Marta, 7, 8"),
         ),
+        (
+            {"type": "name", "value": "3.11.2"},
+            ("3.11.2", "v3.11.2", "version 3.11.2"),
+            ("3.1.12", "31.1.2", "3.11.2 or 3.1.12"),
+        ),
+        (
+            {"type": "set", "value": ["M-2026-117", "M-2026-119"]},
+            ("M-2026-117 and M-2026-119", "117 and 119"),
+            ("117", "117, 118 and 119", "2026"),
+        ),
+        (
+            {"type": "pairs", "value": {"reef shark": 4, "garibaldi": 11}},
+            ("reef sharks: 4, garibaldis: 11", "4 reef sharks and 11 garibaldis"),
+            ("11 reef sharks, 4 garibaldis", "4 reef sharks"),
+        ),
         ({"type": "string", "value": "Energy"}, ("energy", "Energy."), ("Energy or Mining",)),
         ({"type": "regex", "value": "^Yes"}, ("Yes, it is",), ("No. Yes",)),
     ],
@@ -138,6 +153,21 @@ def test_the_line_is_read_as_what_it_is_and_says_nothing_else(
     failed = [line for line in right if not holds(check, line)]
     passed = [line for line in wrong if holds(check, line)]
     assert (failed, passed) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "holds_"),
+    [
+        ("At what time did S-77120 end?", "19:26", True),
+        ("At what time did S-77120 end?", "19:27", False),
+        ("At what time did S-77120 end?", "19:26 on 10 March 2026", False),
+        ("When on 9 March 2026 did S-77120 end?", "7:26 pm", True),
+        ("When on 8 March 2026 did S-77120 begin?", "7:26 pm", False),
+        ("What is the end of S-77120?", "19:26", False),
+    ],
+)
+def test_a_day_that_nobody_asks_for_may_go_unsaid(said: str, line: str, holds_: bool) -> None:
+    assert holds({"type": "date", "value": "2026-03-09T19:26"}, line, said) is holds_
 
 
 def test_a_line_is_no_copy_of_a_result() -> None:

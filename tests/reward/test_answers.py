@@ -21,6 +21,7 @@ tests of the last ones say how much is left:
     fifteenth          6     2    18    2      before: 9, 3, 28 and 2
     sixteenth          3     0    14    0.6    as models and colleagues answer, not as hard as can be
     seventeenth        4     0.6  18    1
+    eighteenth         6     1     9    1      after `reward/rivals.py`; times of day, versions
 
 Since a free text is judged by what speaks against its value (`reward/rivals.py`), 9 and 10 in a hundred right
 ones of the last two, still unread, fail without the line, and 0.6 wrong ones pass.
@@ -97,16 +98,17 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "with_the_line", "without_it"),
     [
-        ("eighth", (0.036, 0.0), (0.057, 0.0)),
+        ("eighth", (0.032, 0.0), (0.057, 0.0)),
         ("ninth", (0.025, 0.0), (0.038, 0.0)),
-        ("tenth", (0.027, 0.0), (0.027, 0.005)),
-        ("eleventh", (0.1, 0.005), (0.08, 0.015)),
+        ("tenth", (0.009, 0.0), (0.027, 0.005)),
+        ("eleventh", (0.07, 0.005), (0.08, 0.015)),
         ("twelfth", (0.036, 0.013), (0.008, 0.02)),
         ("thirteenth", (0.01, 0.0), (0.0, 0.0)),
         ("fourteenth", (0.019, 0.0), (0.057, 0.007)),
         ("fifteenth", (0.019, 0.0), (0.038, 0.007)),
-        ("sixteenth", (0.025, 0.0), (0.088, 0.007)),
-        ("seventeenth", (0.038, 0.007), (0.101, 0.007)),
+        ("sixteenth", (0.013, 0.0), (0.069, 0.007)),
+        ("seventeenth", (0.0, 0.007), (0.057, 0.007)),
+        ("eighteenth", (0.013, 0.007), (0.032, 0.007)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
