@@ -65,7 +65,8 @@ class Stages:
 class Progress:
     """What is finished, by stage: seconds, and how long the ledger was when the stage began. `pace` is what
     was measured of this machine under the settings of the user; `fitted` are the settings that follow
-    from it, `said_s` is how long all was said to take."""
+    from it, `said_s` is how long all was said to take, `untrained_tasks` on how many the model is evaluated
+    as it is."""
 
     path: Path
     seed: int
@@ -74,6 +75,7 @@ class Progress:
     pace: JsonObject | None = None
     fitted: dict[str, list[str]] | None = None
     said_s: float | None = None
+    untrained_tasks: int | None = None
     trained: str | None = None  # the checkpoint that GRPO has left
     wall_s: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from mcpagent.run.episodes import open_episodes
 from mcpagent.run.train import Watch, train
 from mcpagent.storage.datasets import read_tasks, spread
 
-_EVALUATED = 8  # tasks
+_EVALUATED = 12  # tasks, greedy and sampled at once as they will be
 _WORDY = 2.0  # times as long as the demonstrations are the turns of a model that has seen none
 
 
@@ -50,6 +50,7 @@ def fitted(job: QuickstartJob) -> QuickstartJob:
     job.stages.note(str(plan))
     job.progress.fitted = plan.settings(minutes=pretrained.minutes)
     job.progress.said_s = plan.total_s
+    job.progress.untrained_tasks = plan.untrained_tasks
     job.progress.save()
     return job.refitted()
 
@@ -144,16 +145,21 @@ def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int],
 def _timed_evaluation(
     config: TrainConfig, checkpoint: Path, data: Path, on_part: Callable[[str, int, int], None]
 ) -> float:
-    """Seconds of an episode, of a few tasks at once. Each computes the schemas of its own tools, which the
-    attempts of a group share: behind many tools that is most of the time."""
+    """Seconds of an episode, of a few tasks at once. Each task computes the schemas of its own tools, which
+    the attempts of a group share: behind many tools that is most of the time."""
     with open_episodes(
-        config, policy=str(checkpoint), samples=1, console=Console(is_json=True), data=data
+        config, policy=str(checkpoint), samples=2, console=Console(is_json=True), data=data
     ) as opened:
         tasks = spread(opened.tasks, _EVALUATED)
-        played, began = count(), time.monotonic()
-        on_part("evaluating", next(played), len(tasks))
-        opened.play(samples=1, tasks=tasks, on_done=lambda _: on_part("evaluating", next(played), len(tasks)))
-        return (time.monotonic() - began) / len(tasks)
+        samplings = [replace(opened.settings.sampling, temperature=t) for t in (0.0, 1.0)]
+        played, began, episodes = count(), time.monotonic(), 2 * len(tasks)
+
+        def advance(_: Trajectory | None = None) -> None:
+            on_part("evaluating", next(played), episodes)
+
+        advance()
+        opened.play(samples=samplings, tasks=tasks, on_done=advance)
+        return (time.monotonic() - began) / episodes
 
 
 def _with(config: TrainConfig, **sections: Mapping[str, object]) -> TrainConfig:

@@ -45,7 +45,8 @@ _FEW_STEPS = 20  # of it rather than more of smaller ones
 _LEAST_STEPS = 8
 _SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longest turn, however many play
 _WARM_SHARE, _WARM_STEPS = 1 / 4, (8, 48)  # of the minutes, for so many supervised steps
-_EVALUATION_SHARE = 0.2  # of the minutes, for the three evaluations together
+_EVALUATION_SHARE = 0.15  # of the minutes, for the warm start and the trained model
+_UNTRAINED_SHARE = 0.05  # and for the model as it is, whose episodes are long
 _LEAST_NEW_TOKENS = 128  # of a turn; twice the longest that few demonstrations show, if that is more
 _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
 
@@ -111,6 +112,7 @@ class Plan:
     group_size: int
     steps: int
     eval_tasks: int
+    untrained_tasks: int
     eval_every: int
     max_new_tokens: int
     seconds: Mapping[str, float]
@@ -142,7 +144,7 @@ class Plan:
             f"this takes about {duration(self.total_s)}: {parts}. Warm start: {self.warm_steps} steps; "
             f"GRPO: {self.steps} steps of "
             f"{self.batch_size} tasks x {self.group_size} attempts; evaluations: {self.eval_tasks} held-out "
-            "tasks, greedy and sampled"
+            f"tasks ({self.untrained_tasks} by the untrained model), greedy and sampled"
         )
 
 
@@ -161,11 +163,16 @@ def fit(
     if warm_steps is None:
         least, most = _WARM_STEPS
         warm_steps = max(least, min(most, int(_WARM_SHARE * 60 * minutes / pace.supervised_s)))
-    # Greedy and sampled, by the warm start, the trained model and the untrained one.
-    task_s = 2 * (2 + pace.untrained_ratio) * pace.eval_s
-    eval_tasks = min(heldout, max(LEAST["heldout"], int(_EVALUATION_SHARE * 60 * minutes / task_s)))
+
+    def tasks(share: float, task_s: float, most: int) -> int:
+        return min(most, max(LEAST["heldout"], int(share * 60 * minutes / task_s)))
+
+    # Greedy and sampled, by the warm start and the trained model, and by the untrained one.
+    task_s, untrained_s = 4 * pace.eval_s, 2 * pace.untrained_ratio * pace.eval_s
+    eval_tasks = tasks(_EVALUATION_SHARE, task_s, heldout)
+    untrained_tasks = tasks(_UNTRAINED_SHARE, untrained_s, eval_tasks)
     seconds = {
-        "evaluations": 3 * pace.load_s + eval_tasks * task_s,
+        "evaluations": 3 * pace.load_s + eval_tasks * task_s + untrained_tasks * untrained_s,
         "warm start": pace.load_s + warm_steps * pace.supervised_s,
     }
     around_s = sum(seconds.values()) + pace.load_s
@@ -194,6 +201,7 @@ def fit(
         group_size=group,
         steps=steps[shape],
         eval_tasks=eval_tasks,
+        untrained_tasks=untrained_tasks,
         eval_every=_EVAL_EVERY if validation else 0,
         max_new_tokens=max(_LEAST_NEW_TOKENS, 2 * pace.longest_turn),
         seconds=seconds,

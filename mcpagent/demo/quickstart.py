@@ -6,14 +6,16 @@ Each stage leaves its result on disk whole or not at all, so a second call conti
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 from mcpagent.config.dataset_servers import DatasetServers
 from mcpagent.config.environment import resource_path
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo import explored as explored_servers
 from mcpagent.demo import pretrained as of_pretrained
@@ -79,7 +81,13 @@ def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObje
     sides: dict[str, JsonObject] = {}
     if job.pretrained is not None:
         model = job.pretrained.model
-        sides["untrained"] = evaluate_checkpoint(job, "untrained", model, "evaluate the untrained model")
+        sides["untrained"] = evaluate_checkpoint(
+            job,
+            "untrained",
+            model,
+            "evaluate the untrained model",
+            most_tasks=job.progress.untrained_tasks,
+        )
     warm_checkpoint = warm_start(job)
     sides["warm_start"] = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
     trained_checkpoint = _grpo(job, warm_checkpoint)
@@ -239,18 +247,23 @@ def evaluate_checkpoint(
     title: str,
     *,
     sampled_attempts: int = SAMPLED_ATTEMPTS,
+    most_tasks: int | None = None,
 ) -> JsonObject:
-    """Evaluate greedily and at temperature 1, on held-out tasks; return metrics as `quickstart --json` shows
-    them."""
+    """Evaluate greedily and at temperature 1, on held-out tasks (`most_tasks` None: as many as the run
+    evaluates on); return metrics as `quickstart --json` shows them."""
     folder = job.out / "eval"
     files = {0.0: folder / f"{name}.json", 1.0: folder / f"{name}_sampled.json"}
     samples = {0.0: 1, 1.0: sampled_attempts if job.pretrained is None else 1}
-    missing = {temperature: path for temperature, path in files.items() if not path.is_file()}
-    if missing:
-        _evaluate(job, name, checkpoint, title, missing, samples=samples)
+    if not all(path.is_file() for path in files.values()):
+        tasks = spread(list(read_tasks(_heldout(job))), job.grpo.training.eval_tasks)
+        _evaluate(job, name, checkpoint, title, files, samples, spread(tasks, most_tasks))
     metrics = {t: json.loads(path.read_text(encoding="utf-8"))["metrics"] for t, path in files.items()}
     sampled = {f"task_success_sampled{end}": metrics[1.0][f"task_success{end}"] for end in ("", "_scored")}
     return {**metrics[0.0], **sampled}
+
+
+def _heldout(job: QuickstartJob) -> Path:
+    return job.out / "data" / "heldout.jsonl"
 
 
 def _evaluate(
@@ -259,34 +272,35 @@ def _evaluate(
     checkpoint: Path | str,
     title: str,
     files: Mapping[float, Path],
-    *,
     samples: Mapping[float, int],
+    tasks: Sequence[Task],
 ) -> None:
-    """Play the held-out tasks at each temperature; write the results to its file."""
-    data = job.out / "data" / "heldout.jsonl"
-    tasks = spread(list(read_tasks(data)), job.grpo.training.eval_tasks)
-    total = len(tasks) * sum(samples[temperature] for temperature in files)
+    """Play the tasks at all temperatures at once, so that their prompts are computed once; write the results
+    of each to its file."""
+    at = [temperature for temperature in files for _ in range(samples[temperature])]
     at_once = _EPISODES_AT_ONCE if job.pretrained is None else job.grpo.rollout.num_envs
     rollout = job.grpo.rollout.model_copy(update={"num_envs": at_once})
     with (
-        job.stage(f"eval_{name}", title, total) as advance,
+        job.stage(f"eval_{name}", title, len(tasks) * len(at)) as advance,
         open_episodes(
             job.grpo.model_copy(update={"rollout": rollout}),
             policy=str(checkpoint),
-            samples=max(samples[temperature] for temperature in files),
+            samples=len(at),
             console=Console(is_json=True),
-            data=data,
+            data=_heldout(job),
             ledger=job.ledger,
         ) as opened,
     ):
+        sampling = opened.settings.sampling
+        samplings = [replace(sampling, temperature=temperature) for temperature in at]
+        played = opened.play(samples=samplings, on_done=lambda _: advance(), tasks=tasks)
         for temperature, path in files.items():
-            sampling = replace(opened.settings.sampling, temperature=temperature)
-            setup = replace(opened, settings=replace(opened.settings, sampling=sampling))
-            played = setup.play(samples=samples[temperature], on_done=lambda _: advance(), tasks=tasks)
-            write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", played)
-            facts = {**setup.provenance(samples=samples[temperature]), "split": "heldout"}
-            result = summarise(played, seed=job.seed).with_provenance(
-                facts, breakdown=break_down(tasks, played)
+            own = [one for one, of in zip(played, cycle(at), strict=False) if of == temperature]
+            write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", own)
+            settings = replace(opened.settings, sampling=replace(sampling, temperature=temperature))
+            facts = replace(opened, settings=settings).provenance(samples=samples[temperature])
+            result = summarise(own, seed=job.seed).with_provenance(
+                {**facts, "split": "heldout"}, breakdown=break_down(tasks, own)
             )
             write_text(path, result.model_dump_json(indent=1) + "\n")
 

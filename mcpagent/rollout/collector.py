@@ -45,12 +45,14 @@ class ContextRenderer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt at one task. `seed` is the attempt's own; turns derive theirs from it."""
+    """One attempt at one task. `seed` is the attempt's own; turns derive theirs from it. `sampling` None: as
+    the collection samples."""
 
     task: Task
     attempt: int
     group_id: str
     seed: int
+    sampling: Sampling | None = None
 
     @property
     def episode_id(self) -> str:
@@ -136,7 +138,7 @@ async def _play(
             return
         request = CompletionRequest(
             episode_id=attempt.episode_id,
-            sampling=settings.sampling,
+            sampling=attempt.sampling or settings.sampling,
             seed=derive_seed(attempt.seed, len(turns)),
             token_ids=tuple(context),
             messages=tuple(messages),
@@ -212,16 +214,21 @@ class TurnBarrier:
                 future.set_result(completion)
 
 
-def attempts(tasks: Iterable[Task], *, per_task: int, seed: int, label: str = "") -> Iterator[Attempt]:
-    """`per_task` attempts at each task. `label` separates collections that meet the same task again (a
-    training step, an `evaluation`): it enters the seeds, and the same label gives the same seeds."""
+def attempts(
+    tasks: Iterable[Task], *, per_task: int | Sequence[Sampling], seed: int, label: str = ""
+) -> Iterator[Attempt]:
+    """`per_task` attempts at each task, or one with each sampling. `label` separates collections that meet
+    the same task again (a training step, an `evaluation`): it enters the seeds, and the same label gives the
+    same seeds."""
+    samplings = [None] * per_task if isinstance(per_task, int) else per_task
     for task in tasks:
-        for attempt in range(per_task):
+        for attempt, sampling in enumerate(samplings):
             yield Attempt(
                 task=task,
                 attempt=attempt,
                 group_id=task.id,
                 seed=derive_seed(seed, "rollout", label, task.id, attempt),
+                sampling=sampling,
             )
 
 

@@ -20,6 +20,7 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.summary import EvalResult, summarise
 from mcpagent.models.out_of_memory import memory_reported
+from mcpagent.policy.contract import Sampling
 from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.run.judge import OpenedJudge, judge_note
@@ -124,15 +125,15 @@ class EpisodeSetup:
     def play(
         self,
         *,
-        samples: int,
+        samples: int | Sequence[Sampling],
         on_done: Callable[[Trajectory], None],
         label: str = "evaluation",
         tasks: Sequence[Task] | None = None,
         played: Mapping[str, Trajectory] | None = None,
     ) -> DiskList[Trajectory]:
-        """Play `samples` attempts at each task of the setup, or at `tasks`; those of `played`, by id, are not
-        played again. `label` tells their random streams from others': training never uses that of an
-        evaluation."""
+        """Play `samples` attempts at each task of the setup, or at `tasks`, or one with each sampling; those
+        of `played`, by id, are not played again. `label` tells their random streams from others': training
+        never uses that of an evaluation."""
         tasks = self.tasks if tasks is None else tasks
         return self.tools.io.run(
             collect(

@@ -46,10 +46,10 @@ def planned(minutes: float, pace: Pace = PACE, *, validation: int = 0) -> Any:
 
 def test_an_hour_is_divided_among_the_parts() -> None:
     plan = planned(60)
-    # A task costs 1.5 s an episode, greedy and sampled, at the length of two trained models and an untrained
-    # one whose episodes are twice as long: 2 * (2 + 2) * 1.5 = 12 s. A fifth of 3600 s: 60.
-    assert plan.eval_tasks == 60
-    assert plan.seconds["evaluations"] == 3 * 10 + 60 * 12
+    # A task costs 1.5 s an episode, greedy and sampled: 6 s for the warm start and the trained model, and 6 s
+    # for the untrained one, whose episodes are twice as long. 15% of 3600 s are 90 tasks, 5% are 30.
+    assert (plan.eval_tasks, plan.untrained_tasks) == (90, 30)
+    assert plan.seconds["evaluations"] == 3 * 10 + 90 * 6 + 30 * 6
     assert plan.seconds["warm start"] == 10 + 8 * 12
     # 3600 - 750 - 106 - 10 = 2734 s for steps of 4 x 8; of 8 x 8, at 60 * (1/3 + 2 * 2/3) = 100 s, there
     # would be 27 < 40.

@@ -80,7 +80,12 @@ async def echo(text: str) -> str:
 
 
 def play(
-    policy: Any, renderer: Renderer, task: Task = TASK, *, times: int = 1, **settings: Any
+    policy: Any,
+    renderer: Renderer,
+    task: Task = TASK,
+    *,
+    times: int | Sequence[Sampling] = 1,
+    **settings: Any,
 ) -> list[Trajectory]:
     sampling = settings.pop("sampling", Sampling(max_new_tokens=12))
 
@@ -124,6 +129,16 @@ def test_each_turn_has_a_seed_of_its_own_and_each_attempt_other_ones(renderer: R
     again = Speaker(renderer, call_text("echo", {"text": "x"}), "Done.")
     play(again, renderer, times=2)
     assert [r.seed for r in again.requests] == [r.seed for r in speaker.requests]
+
+
+def test_each_attempt_may_have_a_sampling_of_its_own(renderer: Renderer) -> None:
+    """So an evaluation plays a task greedily and not at once, and computes its prompt once."""
+    samplings = [Sampling(max_new_tokens=12, temperature=t) for t in (0.0, 1.0, 1.0)]
+    speaker = Speaker(renderer, "Done.")
+    play(speaker, renderer, times=samplings)
+    temperatures = {r.episode_id.partition("#")[2]: r.sampling.temperature for r in speaker.requests}
+    assert temperatures == {"0": 0.0, "1": 1.0, "2": 1.0}
+    assert len({r.seed for r in speaker.requests}) == 3
 
 
 def test_sampled_logprobs_are_those_that_training_computes(renderer: Renderer) -> None:
