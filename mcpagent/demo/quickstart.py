@@ -295,12 +295,12 @@ def _evaluate(
         samplings = [replace(sampling, temperature=temperature) for temperature in at]
         played = opened.play(samples=samplings, on_done=lambda _: advance(), tasks=tasks)
         for temperature, path in files.items():
-            own = [one for one, of in zip(played, cycle(at), strict=False) if of == temperature]
-            write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", own)
+            there = [one for one, of in zip(played, cycle(at), strict=False) if of == temperature]
+            write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", there)
             settings = replace(opened.settings, sampling=replace(sampling, temperature=temperature))
             facts = replace(opened, settings=settings).provenance(samples=samples[temperature])
-            result = summarise(own, seed=job.seed).with_provenance(
-                {**facts, "split": "heldout"}, breakdown=break_down(tasks, own)
+            result = summarise(there, seed=job.seed).with_provenance(
+                {**facts, "split": "heldout"}, breakdown=break_down(tasks, there)
             )
             write_text(path, result.model_dump_json(indent=1) + "\n")
 

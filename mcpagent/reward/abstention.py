@@ -78,10 +78,11 @@ def abstention_holds(
         return bool(sentences) and not set(tokens(text)) <= set(tokens(context.said))
     if line is not None:
         sentences = [part for part in sentences if part.strip() != without_markup(line).strip()]
-    if any(_claims(clause, context) for clause in _clauses(sentences)):
+    is_asked = check.value == "asks" and any(_asks(part, check.about) for part in sentences)
+    if any(_claims(clause, context, is_asked=is_asked) for clause in _clauses(sentences)):
         return False
     if check.value == "asks":
-        return any(_asks(part, check.about) for part in sentences)
+        return is_asked
     return line is not None or any(_refuses(part) for part in sentences)
 
 
@@ -148,9 +149,9 @@ def _clauses(sentences: Sequence[str]) -> Iterator[str]:
             yield from (_spelt_out(clause) for clause in _CLAUSE.split(sentence) if tokens(clause))
 
 
-def _claims(clause: str, context: AnswerContext) -> bool:
+def _claims(clause: str, context: AnswerContext, *, is_asked: bool) -> bool:
     """Whether a clause tells something that nothing has shown: it neither refuses nor asks, nor speaks of the
-    tools or oneself."""
+    tools or oneself. What is asked for may be explained by what was shown (`is_asked`)."""
     harmless = (_REQUEST, _HELP, _HARMLESS, _ADVICE)
     if _refuses(clause) or any(pattern.search(clause) for pattern in harmless):
         return False
@@ -159,7 +160,7 @@ def _claims(clause: str, context: AnswerContext) -> bool:
     told = {_singular(word) for word in tokens(clause)} - {_singular(w) for w in WORDS["filler"].split()}
     unseen = told - shown
     if shown and not unseen & {_singular(word) for word in tokens(context.said)}:
-        return len(unseen) > (_FEW if _ONLY.search(clause) else 1)  # "the system only knows A and B"
+        return len(unseen) > (_FEW if is_asked or _ONLY.search(clause) else 1)  # "the system only knows A"
     return not shown or bool(unseen)
 
 

@@ -22,6 +22,7 @@ tests of the last ones say how much is left:
     sixteenth          3     0    14    0.6    as models and colleagues answer, not as hard as can be
     seventeenth        4     0.6  18    1
     eighteenth         6     1     9    1      after `reward/rivals.py`; times of day, versions
+    nineteenth         4     0     6    2      after the eighteenth; what is asked for, explained
 
 Since a free text is judged by what speaks against its value (`reward/rivals.py`), 9 and 10 in a hundred right
 ones of the last two, still unread, fail without the line, and 0.6 wrong ones pass.
@@ -105,10 +106,11 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
         ("twelfth", (0.036, 0.013), (0.008, 0.02)),
         ("thirteenth", (0.01, 0.0), (0.0, 0.0)),
         ("fourteenth", (0.019, 0.0), (0.057, 0.007)),
-        ("fifteenth", (0.019, 0.0), (0.038, 0.007)),
+        ("fifteenth", (0.013, 0.0), (0.032, 0.007)),
         ("sixteenth", (0.013, 0.0), (0.069, 0.007)),
         ("seventeenth", (0.0, 0.007), (0.057, 0.007)),
-        ("eighteenth", (0.013, 0.007), (0.032, 0.007)),
+        ("eighteenth", (0.007, 0.007), (0.025, 0.007)),
+        ("nineteenth", (0.019, 0.0), (0.05, 0.019)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
