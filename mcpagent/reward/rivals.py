@@ -239,15 +239,22 @@ def is_denied_apart(text: str, span: Span, spans: Sequence[Span]) -> bool:
 def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) -> bool:
     """Whether a clause says something of a shown record that has none of the facts: it has a verb, and
     several values of that record."""
-    told = words(clause)
-    if (told[:1] and told[0] in _PRONOUNS) or not any(FUNCTION_WORDS.get(word) == "c" for word in told):
+    told, text = words(clause), canonical(clause)
+    has_verb = any(FUNCTION_WORDS.get(word) == "c" for word in told) or ": " in text
+    if not has_verb or (told[:1] and told[0] in _PRONOUNS):
         return False
-    text = canonical(clause)
+    dates, has_fact = moments(text), any(says(fact, text) for fact in facts)
     for result in context.results:
         for record in shown_records(result.content):
             if any(says(fact, leaf) for fact in facts for leaf in record.leaves):
                 continue
-            if sum(len(leaf) > 1 and says(leaf, text) for leaf in set(record.leaves)) >= _LEAST_TOLD:
+            said = [
+                leaf
+                for leaf in set(record.leaves)
+                if says(leaf, text) or ((day := whole_moment(leaf)) and any(agree(d, day) for d in dates))
+            ]
+            least = _LEAST_TOLD + has_fact
+            if len(said) >= least and sum(len(leaf) > 1 for leaf in said) > has_fact:
                 return True
     return False
 
