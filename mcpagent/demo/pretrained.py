@@ -47,6 +47,7 @@ _SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longe
 _WARM_SHARE, _WARM_STEPS = 1 / 4, (8, 48)  # of the minutes, for so many supervised steps
 _EVALUATION_SHARE = 0.15  # of the minutes, for the warm start and the trained model
 _UNTRAINED_SHARE = 0.05  # and for the model as it is, whose episodes are long
+_LEAST_UNTRAINED = 10  # tasks
 _LEAST_NEW_TOKENS = 128  # of a turn; twice the longest that few demonstrations show, if that is more
 _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
 
@@ -163,14 +164,12 @@ def fit(
     if warm_steps is None:
         least, most = _WARM_STEPS
         warm_steps = max(least, min(most, int(_WARM_SHARE * 60 * minutes / pace.supervised_s)))
-
-    def tasks(share: float, task_s: float, most: int) -> int:
-        return min(most, max(LEAST["heldout"], int(share * 60 * minutes / task_s)))
-
     # Greedy and sampled, by the warm start and the trained model, and by the untrained one.
     task_s, untrained_s = 4 * pace.eval_s, 2 * pace.untrained_ratio * pace.eval_s
-    eval_tasks = tasks(_EVALUATION_SHARE, task_s, heldout)
-    untrained_tasks = tasks(_UNTRAINED_SHARE, untrained_s, eval_tasks)
+    eval_tasks = min(heldout, max(LEAST["heldout"], int(_EVALUATION_SHARE * 60 * minutes / task_s)))
+    untrained_tasks = min(
+        eval_tasks, max(_LEAST_UNTRAINED, int(_UNTRAINED_SHARE * 60 * minutes / untrained_s))
+    )
     seconds = {
         "evaluations": 3 * pace.load_s + eval_tasks * task_s + untrained_tasks * untrained_s,
         "warm start": pace.load_s + warm_steps * pace.supervised_s,
