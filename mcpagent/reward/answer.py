@@ -48,6 +48,14 @@ _ASIDE = re.compile(
     r"|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
 _NOTHING = AnswerContext()
+# What asks for a bound, and how an answer says that its value is one.
+_BOUNDS = [
+    (re.compile(rf"\b(?:{asked})\b", re.I), re.compile(rf"\b(?:{said}) (?=\W*\d)", re.I))
+    for asked, said in (
+        (r"at most|max\w*|most|limit|capacity|up to", "up to|at most|a maximum of|no more than"),
+        (r"at least|min|minimum|least", "at least|a minimum of|no less than"),
+    )
+]
 
 
 def as_facts(value: Any) -> list[Any]:
@@ -73,6 +81,8 @@ def answer_holds(
     before, line = split_answer(answer) if on_line else ("", answer)
     if line is None:
         return False
+    for asked, said in _BOUNDS if check.type == "number" else ():
+        line = said.sub("", line) if asked.search(context.said) else line
     try:
         value = resolve_references(check.value, results)
         accepted = [value, *resolve_references(list(check.accept), results)]
@@ -90,7 +100,7 @@ def answer_holds(
         return is_given(check, accepted, read_answer(line, check), replace(context, on_line=True))
     if check.type == "string":
         return any(plain(str(each)) == plain(answer) for each in accepted)
-    return any(_text_holds(check, each, answer, context) for each in accepted)
+    return any(_text_holds(check, each, line, context) for each in accepted)
 
 
 def state_holds(

@@ -21,6 +21,7 @@ from mcpagent.reward.evidence import shown_records
 from mcpagent.reward.phrasing import HEDGE, AnswerContext, is_qualified
 from mcpagent.reward.reading import (
     WORDS,
+    Amount,
     Span,
     agree,
     amounts,
@@ -82,10 +83,11 @@ _AROUND_VALUE = re.compile(r"\(([^()]*V[^()]*)\)")  # such brackets are marks
 BRACKETS = re.compile(r"\([^()]*\)")
 DATE, NUMBER = "\1", "\2"  # marks in place of such as nothing has said or shown
 _MARKS = dict(zip(f"{BLANK}{DATE}{NUMBER}():&/|+.!?", "VM#():&&&&...", strict=True))
-_BREAK = r", |[;|\n]|\b(?:and|then)\b"
+_BREAK = r", (?!\d{4}\b)|[;|\n]|\b(?:and|then)\b"
 _SEGMENT = re.compile(rf"(?:{_BREAK})?((?:(?!{_BREAK}).)+)", re.IGNORECASE)
+_CODE = re.compile(r"[^\W_]-.$|[^\W\d_].$|[^\W\d_]-?-$", re.DOTALL)
 _CODE_OR_NAME = re.compile(r"[A-Z]")
-_ORDINAL = re.compile(r"1st|2nd|3rd|\dth")
+ORDINAL = re.compile(r"\d*(?:1st|2nd|3rd|\dth)")
 
 
 def unwrapped(text: str, check: AnswerCheck) -> str:
@@ -239,6 +241,8 @@ def is_bare(
     labels = {word for result in context.results for word in field_labels(result.content)}
     stated = [a for a in amounts(text) if any(start <= a.start < end for start, end in spans)]
     for amount in amounts(rest):
+        if is_in_code(text, amount):
+            continue
         is_count = len(targets) > 1 and amount.number == len(targets) // (
             2 if kind in ("names", "amounts") else 1
         )
@@ -342,7 +346,7 @@ def _letter(word: str, is_plain: bool, is_new: bool, is_verb: bool, is_strict: b
 
 
 def _is_known(word: str, parts: Sequence[str], heard: set[str], *, is_quoted: bool, kind: str) -> bool:
-    if (kind == "choice" and word.endswith(("er", "est"))) or (kind != "choice" and _ORDINAL.fullmatch(word)):
+    if (kind == "choice" and word.endswith(("er", "est"))) or (kind != "choice" and ORDINAL.fullmatch(word)):
         return True
     return all(
         part in SAFE
@@ -350,6 +354,11 @@ def _is_known(word: str, parts: Sequence[str], heard: set[str], *, is_quoted: bo
         or (stem(part) in heard and not (is_quoted and word[:1].isupper()))
         for part in parts
     )
+
+
+def is_in_code(text: str, amount: Amount) -> bool:
+    """Return whether digits are a part of a code: PK-70980."""
+    return _CODE.search(text[max(0, amount.start - 2) : amount.start + 1]) is not None
 
 
 def record_texts(targets: Sequence[Any], context: AnswerContext) -> tuple[str, ...]:

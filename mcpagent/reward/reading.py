@@ -65,7 +65,7 @@ _CLOCK, _PART_OF_DAY = pattern("clock"), pattern("part_of_day")
 _DOTTED = re.compile(r"\b[A-Za-z]\.(?: ?[A-Za-z]\.){1,2}")
 UNSAID, LEGAL = frozenset(WORDS["titles"].split()), frozenset(WORDS["legal_forms"].split())
 _AND = re.compile(r"\b(?:as well as|along with|together with|in addition to)\b", re.IGNORECASE)
-_COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?°\s?([NSEW])\b")
+_COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?(?:°|degrees?)\s?([NSEW]|north|south|east|west)\b")
 _NUMERO = re.compile(r"\bno\.? ?(?=#?\d)|\bno\. ?(?=[A-Z]+-\d)|(?<!\w)#(?=\d)", re.IGNORECASE)
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
 _MINUS_OUTSIDE = re.compile(r"(?<![\w-])-([A-Z]{3} ?|[₹¥] ?)(?=\d)")
@@ -94,7 +94,7 @@ def canonical(text: str) -> str:
     text = _DOTTED.sub(
         lambda m: w if (w := m[0].replace(".", "").replace(" ", "")).lower() in LEGAL else m[0], text
     )
-    text = _COORDINATE.sub(lambda m: ("-" if m[2] in "SW" else "") + m[1], text)
+    text = _COORDINATE.sub(lambda m: ("-" if m[2][0] in "SWsw" else "") + m[1], text)
     if any(map(text.lower().__contains__, _LONG_UNIT_STARTS)):
         text = _LONG_UNIT.sub(_long_unit, text)
     if _SPELT.search(text):
@@ -571,6 +571,7 @@ _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "å": "aa", "ø": 
 _WEEKDAY_NAME = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs?|ur)?(?:days?)?")
 _VERSION = re.compile(r"v\d+")
 _TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.\s*)+(?=[^\W\d_])")
+_HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27, Carouge
 _BETWEEN_WORDS = frozenset(("and", "on", "in", "at", "of", "the", "with", "number"))
 
 
@@ -631,6 +632,8 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     ):
         yield "".join(word[0] for word in tokens[:-1]) + tokens[-1]  # J. S. Bach
         yield "".join(word for word in tokens if len(word) > 1 and word not in UNSAID)
+    if address := _HOUSE_LAST.fullmatch(value):
+        yield _put_together([*tokens[len(words(address[1])) :][:1], *words(address[1]), *words(address[3])])
     if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():
         yield "".join(tokens) + "s"  # leopard sharks
     if len(tokens) == 1 and len(value) > 2 and value.isalpha() and not value.istitle():

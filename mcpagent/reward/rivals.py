@@ -22,8 +22,10 @@ from mcpagent.reward.grammar import (
     FIELDS,
     KIN,
     NUMBER,
+    ORDINAL,
     blanked,
     is_bare,
+    is_in_code,
     kind_of,
     record_texts,
     tags_of,
@@ -58,7 +60,6 @@ _JOINT = re.compile(r"(?=.*\S)[\s,;/&|-]*(?:\b(?:and|or|to|vs|versus|bis|und|ode
 _REMARK = re.compile(r"\([^()]*[^\W\d_][^()]*\)")
 _ALL_OF = re.compile(r"\b(?:the|all|these) $")
 _CLAUSE = re.compile(r"[^;.\n(),]+(?:[.,](?=\d)[^;.\n(),]+)*")
-_CODE = re.compile(r"[^\W_]-.$|[^\W\d_].$|[^\W\d_]-?-$", re.DOTALL)
 _ITEM_JOINT = re.compile(r"([,;&|/\n](?:\s*and\b)?|\band\b|(?<=\w)[.:](?=\s|$))")
 _NOUN = re.compile(r" [^\W\d_]{3,}")
 
@@ -151,7 +152,7 @@ def _marked(
         heard.update((date.readings[0].year, date.readings[0].year % 100))
     is_apart = kind in ("name", "code") or not any(re.search(r"\d", format_value(t)) for t in targets)
     for amount in amounts(rest):
-        if DATE in rest[slice(*amount.span)] or _is_in_code(rest, amount):
+        if DATE in rest[slice(*amount.span)] or is_in_code(rest, amount):
             continue
         is_same = amount.number in heard or any(is_conversion(amount, one) for one in right)
         if not is_same and (is_apart or dates):
@@ -274,7 +275,8 @@ def rival_amounts(
         and amount.number not in asked
         and not (
             _ALL_OF.search(text[max(0, amount.start - 6) : amount.start])
-            or _is_in_code(text, amount)
+            or ORDINAL.match(text, amount.start)
+            or is_in_code(text, amount)
             or is_qualified(text, *amount.span)
         )
         and not any(is_conversion(amount, one) for one in right)
@@ -295,11 +297,6 @@ def rival_amounts(
     return [a for a in rivals if not any(start <= a.start < end for start, end in others)]
 
 
-def _is_in_code(text: str, amount: Amount) -> bool:
-    """Whether digits are a part of a code: PK-70980."""
-    return _CODE.search(text[max(0, amount.start - 2) : amount.start + 1]) is not None
-
-
 def are_joined(text: str, first: Amount, last: Amount) -> bool:
     """Whether a text gives two amounts for one thing: only a comma, "and", "to" and the like between them."""
     return _JOINT.fullmatch(text[first.end : last.start]) is not None
@@ -310,4 +307,6 @@ def is_shown_beside(amount: Amount, values: Sequence[Any], context: AnswerContex
     worked out."""
     texts = record_texts(values, context) or [canonical(result.content) for result in context.results]
     shown = [other for text in texts for other in (*amounts(text), *clocks(text))]
+    if any(amount.number == moment.readings[0].year for text in texts for moment in moments(text)):
+        return True
     return any(abs(amount.number) == abs(other.number) or is_conversion(amount, other) for other in shown)

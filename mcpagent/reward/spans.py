@@ -286,13 +286,15 @@ def units_for(check: AnswerCheck, context: AnswerContext, *, may_be_percent: boo
 
 
 def short(name: Any, names: Sequence[Any]) -> Any:
-    """Return a name without the words or the letters that all `names` begin with: "lot 7" of lots, "INV-7"
-    of codes."""
+    """Return a name without the words or the letters that all `names` begin with, or the word that they end
+    in: "lot 7" of lots, "INV-7" of codes, "left eye" of eyes."""
     split = [str(each).split() for each in names]
     shared = 0
     while len(names) > 1 and all(shared < len(each) and each[shared] == split[0][shared] for each in split):
         shared += 1
     bare = " ".join(str(name).split()[shared:])
+    if len(names) > 1 and not shared and all(len(each) > 1 and each[-1] == split[0][-1] for each in split):
+        return " ".join(str(name).split()[:-1])
     if shared and re.search(r"\w\w|\d", bare):
         return bare
     codes = [_PREFIXED.fullmatch(str(each)) for each in names]

@@ -143,6 +143,21 @@ def holds(check: dict[str, Any], line: str, said: str = "") -> bool:
             ("reef sharks: 4, garibaldis: 11", "4 reef sharks and 11 garibaldis"),
             ("11 reef sharks, 4 garibaldis", "4 reef sharks"),
         ),
+        (
+            {"type": "name", "value": "WT-11"},
+            ("WT-11", "turbine WT-11"),
+            ("WT-03, WT-11", "WT-11, WT-03", "WT-11 3"),
+        ),
+        (
+            {"type": "name", "value": "Rue Vautier 27, 1227 Carouge"},
+            ("Rue Vautier 27, 1227 Carouge", "27 Rue Vautier, 1227 Carouge"),
+            ("Rue Vautier 12, 1227 Carouge", "27 Rue Vautier", "1227 Rue Vautier, 27 Carouge"),
+        ),
+        (
+            {"type": "pairs", "value": {"left eye": 15, "right eye": 170}},
+            ("left 15, right 170", "right eye: 170, left eye: 15"),
+            ("left 170, right 15", "left 15"),
+        ),
         ({"type": "string", "value": "Energy"}, ("energy", "Energy."), ("Energy or Mining",)),
         ({"type": "regex", "value": "^Yes"}, ("Yes, it is",), ("No. Yes",)),
     ],
@@ -168,6 +183,20 @@ def test_the_line_is_read_as_what_it_is_and_says_nothing_else(
 )
 def test_a_day_that_nobody_asks_for_may_go_unsaid(said: str, line: str, holds_: bool) -> None:
     assert holds({"type": "date", "value": "2026-03-09T19:26"}, line, said) is holds_
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "holds_"),
+    [
+        ("What is the maximum load of EL-07?", "up to 630 kg", True),
+        ("What is the maximum load of EL-07?", "at least 630 kg", False),
+        ("What is the maximum load of EL-07?", "more than 630 kg", False),
+        ("What is the minimum order?", "at least 630 kg", True),
+        ("What is the load of EL-07?", "up to 630 kg", False),
+    ],
+)
+def test_a_bound_is_the_value_if_a_bound_is_asked_for(said: str, line: str, holds_: bool) -> None:
+    assert holds({"type": "number", "value": 630, "unit": "kg"}, line, said) is holds_
 
 
 def test_a_line_is_no_copy_of_a_result() -> None:

@@ -23,6 +23,7 @@ tests of the last ones say how much is left:
     seventeenth        4     0.6  18    1
     eighteenth         6     1     9    1      after `reward/rivals.py`; times of day, versions
     nineteenth         4     0     6    2      after the eighteenth; what is asked for, explained
+    twentieth          2.5   1     5    1.5    after the nineteenth; bounds that are asked for, units
 
 Since a free text is judged by what speaks against its value (`reward/rivals.py`), 9 and 10 in a hundred right
 ones of the last two, still unread, fail without the line, and 0.6 wrong ones pass.
@@ -102,15 +103,16 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
         ("eighth", (0.032, 0.0), (0.057, 0.0)),
         ("ninth", (0.025, 0.0), (0.038, 0.0)),
         ("tenth", (0.009, 0.0), (0.027, 0.005)),
-        ("eleventh", (0.07, 0.005), (0.08, 0.015)),
+        ("eleventh", (0.065, 0.005), (0.075, 0.015)),
         ("twelfth", (0.036, 0.013), (0.008, 0.02)),
         ("thirteenth", (0.01, 0.0), (0.0, 0.0)),
         ("fourteenth", (0.019, 0.0), (0.057, 0.007)),
         ("fifteenth", (0.013, 0.0), (0.032, 0.007)),
-        ("sixteenth", (0.013, 0.0), (0.069, 0.007)),
-        ("seventeenth", (0.0, 0.007), (0.057, 0.007)),
+        ("sixteenth", (0.013, 0.0), (0.063, 0.007)),
+        ("seventeenth", (0.0, 0.0), (0.057, 0.0)),
         ("eighteenth", (0.007, 0.007), (0.025, 0.007)),
         ("nineteenth", (0.019, 0.0), (0.038, 0.019)),
+        ("twentieth", (0.005, 0.0), (0.02, 0.01)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
