@@ -633,7 +633,8 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
         yield "".join(word[0] for word in tokens[:-1]) + tokens[-1]  # J. S. Bach
         yield "".join(word for word in tokens if len(word) > 1 and word not in UNSAID)
     if address := _HOUSE_LAST.fullmatch(value):
-        yield _put_together([*tokens[len(words(address[1])) :][:1], *words(address[1]), *words(address[3])])
+        street, house, place = map(words, address.groups())
+        yield _put_together(map(american, [*house, *street, *place]))
     if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():
         yield "".join(tokens) + "s"  # leopard sharks
     if len(tokens) == 1 and len(value) > 2 and value.isalpha() and not value.istitle():

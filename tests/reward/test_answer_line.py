@@ -193,6 +193,8 @@ def test_a_day_that_nobody_asks_for_may_go_unsaid(said: str, line: str, holds_: 
         ("What is the maximum load of EL-07?", "more than 630 kg", False),
         ("What is the minimum order?", "at least 630 kg", True),
         ("What is the load of EL-07?", "up to 630 kg", False),
+        ("What is the load in kg after 5 min?", "at least 630 kg", False),
+        ("Which load has the most trips?", "at most 630 kg", False),
     ],
 )
 def test_a_bound_is_the_value_if_a_bound_is_asked_for(said: str, line: str, holds_: bool) -> None:
