@@ -42,6 +42,11 @@ _SENTENCE = re.compile(
     re.I,
 )
 _LINE = re.compile(rf"(?<=[.!?]){_NO_TITLE}\s+(?=[A-Z])|\n+")
+_OF_OTHERS = re.compile(  # "The other three are open."
+    r"(?:^|(?<=[.!?;,\n])\s*)(?:(?:and|but|while|whereas) )?(?:all )?the "
+    r"(?:others|rest|(?:other|remaining) (?:two|three|four|five|six|seven|eight|nine|ten|\d+))\b[^.!?;\n]*",
+    re.I | re.M,
+)
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _ASIDE = re.compile(
     r",\s+(?:and |but )?(?:while|whereas|after|before|which|who|though|although|unlike|compared|against"
@@ -81,7 +86,7 @@ def answer_holds(
     before, line = split_answer(answer) if on_line else ("", answer)
     if line is None:
         return False
-    for asked, said in _BOUNDS if check.type == "number" else ():
+    for asked, said in _BOUNDS if check.type in ("number", "pairs") else ():
         line = said.sub("", line) if asked.search(context.said) else line
     try:
         value = resolve_references(check.value, results)
@@ -130,6 +135,8 @@ def _is_found(pattern: str, text: str) -> bool:
 
 def _text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerContext) -> bool:
     facts, answer = as_facts(value), unwrapped(answer, check)
+    if not _OF_OTHERS.search(context.said):
+        answer = _OF_OTHERS.sub("", answer)
     texts = [format_value(fact) for fact in facts]
     return _states(check, value, read_answer(answer, check), context) and _is_answer(
         check, answer, texts, context

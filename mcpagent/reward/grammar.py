@@ -47,7 +47,7 @@ FEW_WORDS = 5
 _CONTRAST = pattern("contrast")
 _MODIFIERS = frozenset(WORDS["modifiers"].split())
 _PIECE = re.compile(
-    r"\0[\0 ]*|[\1\2]+|\d+(?:[.,]\d+)+|[^\W_]+(?:[-'][^\W_]+)*(?:/[a-z]{1,3}\b)?|[():]|[,;&|/\n]"
+    r"\0[\0 ]*|[\1\2]+|\d+(?:[.,]\d+)+|[^\W_]+(?:[-'][^\W_]+)*(?:/[A-Za-z]{1,3}\b)?|[():]|[,;&|/\n]"
     r"|(?<=\s)-(?=\s)|(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z][a-z])[.!?](?=\s|$)"
 )
 # What may stand ahead of the first value, behind the last one, and between two: letters as `_tags` says.
@@ -60,7 +60,7 @@ _LISTED = _TAIL.replace("N", "")  # a name that no result has shown is a rival t
 _AFTER = rf"(?:[op][acksSXNzx]*+|c[aks]*+|,(?:a[aksSXzx]*+|[ks]++z?|x(?=p))?|:|{_REMARK})*"
 _AMOUNT_TAIL = rf"(?:[xz]?|N(?=,))(?:[aks]+[xz]?)?[ks]*{_AFTER}"
 _UNIT_TAIL = rf"N|{_AMOUNT_TAIL}"  # "2187 Elo"
-_OPEN_TAIL = r"[ackszSXN#,:]*(?:[op(].*)?"
+_OPEN_TAIL = r"x?[ackszSXN#,:]*(?:[op(].*)?"
 _ITEMS = r"[aks,:]*(?:[op][aks]*+[,:]?|c[aks]*+[,:]?|\([akopsS,:]*+\)[aks,:]*+)*"
 _AROUND = {
     kind: tuple(map(re.compile, patterns))
@@ -69,7 +69,7 @@ _AROUND = {
         "amounts": (_VERB, _UNIT_TAIL, rf"x[ackops]*|{_AMOUNT_TAIL}{_VERB}"),
         "name": (_NOUN, _TAIL, _TAIL + _NOUN),
         "names": (_NOUN, _LISTED, rf"[xz][ackops]+|{_LISTED}{_NOUN}"),
-        "code": (rf"x|{_VERB}", _TAIL, _TAIL + _VERB),
+        "code": (rf"[xN]|{_VERB}", _TAIL, _TAIL + _VERB),
         "choice": (_NOUN, _OPEN_TAIL, _OPEN_TAIL + _NOUN),
         "items": (_NOUN, _ITEMS, _ITEMS),
     }.items()

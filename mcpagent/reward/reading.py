@@ -570,7 +570,7 @@ _LETTERS = str.maketrans({"ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "å": "aa", "ø": "oe"})
 _WEEKDAY_NAME = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs?|ur)?(?:days?)?")
 _VERSION = re.compile(r"v\d+")
-_TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.\s*)+(?=[^\W\d_])")
+_TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.(?:\s+|(?=[A-Z])))+(?=[^\W\d_])")  # no part of a host's name
 _HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27, Carouge
 _BETWEEN_WORDS = frozenset(("and", "on", "in", "at", "of", "the", "with", "number"))
 

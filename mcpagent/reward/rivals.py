@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence, Set
 from functools import lru_cache
+from math import isclose
 from typing import Any
 
 from mcpagent.core.placeholders import format_value
@@ -53,6 +54,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
 _CLAUSE_END = re.compile(
     r"[();]|\s-\s|:\s|,(?! (?:or|and)\b)|\b(?:but|and|so|while|whereas|though|although)\b", re.IGNORECASE
 )
+_LARGE = 100  # smaller numbers differ by one that is shown by chance
 _LEAST_TOLD = 2  # values of another record make a clause one about that
 _CHOICE = ("or", "nor", "either", "neither")
 _PRONOUNS = frozenset(("it", "that", "this", "they", "or", "and"))
@@ -303,10 +305,16 @@ def are_joined(text: str, first: Amount, last: Amount) -> bool:
 
 
 def is_shown_beside(amount: Amount, values: Sequence[Any], context: AnswerContext) -> bool:
-    """Whether an amount is another one of the records that show one of the values; of all records, if it was
-    worked out."""
+    """Whether an amount is another one of the records that show one of the values, in whatever unit, or
+    differs from a value by one; of all records, if the value was worked out."""
     texts = record_texts(values, context) or [canonical(result.content) for result in context.results]
     shown = [other for text in texts for other in (*amounts(text), *clocks(text))]
     if any(amount.number == moment.readings[0].year for text in texts for moment in moments(text)):
         return True
-    return any(abs(amount.number) == abs(other.number) or is_conversion(amount, other) for other in shown)
+    told = {abs(other.number) for other in shown}
+    meant = [as_number(value) or 0.0 for value in values if abs(amount.number) >= _LARGE]
+    told |= {abs(number + sign * other) for number in meant for other in told for sign in (1, -1)}
+    told |= {other * factor for other in told for factor in (1000, 0.001)}  # of a field such as mass_g
+    return any(isclose(abs(amount.number), number, rel_tol=1e-9) for number in told) or any(
+        is_conversion(amount, other) for other in shown
+    )

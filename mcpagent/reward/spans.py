@@ -9,7 +9,7 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.values import as_number
+from mcpagent.core.values import as_number, is_json_object
 from mcpagent.reward.phrasing import AnswerContext
 from mcpagent.reward.reading import (
     LEGAL,
@@ -57,7 +57,7 @@ _PER = re.compile(
     rf"\s*(?:[a-z]+ )?(?:(?:per|an?|each|every|pro|par|je)\s+|/\s?)(\d+ )?({_RATES})\b|\s*()(\w+ly)\b",
     re.IGNORECASE,
 )
-_PER_OTHER = re.compile(r"\s*per ([a-z]+)", re.IGNORECASE)
+_PER_OTHER = re.compile(r"\s*per ([a-z]+\d?)", re.IGNORECASE)
 _CLAUSE_MARK = re.compile(r"[.;,\n]")
 _PERIODIC = re.compile(r"\b(?:\w+ly|annual)\b", re.IGNORECASE)
 _EVERY = re.compile(r"\b(?:once )?(?:every|each|per|an?|pro|par|je)\s+(\w+)", re.IGNORECASE)
@@ -145,13 +145,13 @@ def _is_other_rate(text: str, span: Span, value: float, said: str, context: Answ
     )
     asked = _periods(said)
     shown |= {"year"} if "%" in units_of(text) else frozenset()
-    results = " ".join(result.content.replace("_", " ") for result in context.results)
+    results = " ".join(canonical(result.content.replace("_", " ")) for result in context.results)
     if (of := _PER_OTHER.match(text, span[1])) and of[1].casefold() not in _PERIODS:
         has_basis = bool(shown or asked) or re.search(r"\bper\b", results) is not None
         return has_basis and stem(of[1].casefold()) not in stems(f"{said} {results}")
     if rate := _PER.match(text, span[1]):
         period = _PERIODS.get((rate[2] or rate[4]).casefold())
-        return period is not None and (
+        return period not in (None, "second") and (
             period not in (asked or shown) or bool(rate[1] and rate[1] not in said)
         )
     before, after = _CLAUSE_MARK.split(text[: span[0]])[-1], _CLAUSE_MARK.split(text[span[1] :])[0]
@@ -279,7 +279,9 @@ def units_for(check: AnswerCheck, context: AnswerContext, *, may_be_percent: boo
     names = units_of(canonical(context.said))
     if not names and re.search(r"(?i)\b(?:how many|number of)\b", context.said):
         return Units(frozenset(("pieces",)), is_exact=True)
-    names = names or _units_of_field(as_number(check.value), context)
+    values = [*check.value.values()] if is_json_object(check.value) else [check.value]
+    of_fields = [_units_of_field(as_number(value), context) for value in values]
+    names = names or (of_fields[0] if all(units == of_fields[0] for units in of_fields) else names)
     if any("%" in result.content for result in context.results):
         names = names | {"%"}
     return Units(frozenset(names), may_be_percent=may_be_percent or bool(_RATE.search(context.said)))

@@ -158,6 +158,16 @@ def holds(check: dict[str, Any], line: str, said: str = "") -> bool:
             ("left 15, right 170", "right eye: 170, left eye: 15"),
             ("left 170, right 15", "left 15"),
         ),
+        (
+            {"type": "name", "value": "vpn.tannhof.example"},
+            ("vpn.tannhof.example", "the host is vpn.tannhof.example"),
+            ("mail.tannhof.example", "tannhof.example", "vpn.tannhof.example, mail.tannhof.example"),
+        ),
+        (
+            {"type": "set", "value": ["vpn.tannhof.example", "git.tannhof.example"]},
+            ("git.tannhof.example and vpn.tannhof.example",),
+            ("git.tannhof.example and mail.tannhof.example", "git.tannhof.example"),
+        ),
         ({"type": "string", "value": "Energy"}, ("energy", "Energy."), ("Energy or Mining",)),
         ({"type": "regex", "value": "^Yes"}, ("Yes, it is",), ("No. Yes",)),
     ],
