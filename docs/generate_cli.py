@@ -24,7 +24,7 @@ Written by `make docs` from `--help`; do not edit.
 Every command that prints a result takes `--json`: one JSON document on stdout, everything else on stderr.
 Exit codes: 0 good, 1 the run or a check failed, 2 you have something to fix (the message says what), 130
 interrupted, with a last line on stderr that says what is kept and which command goes on.
-`--help` says what each option of a command does, and its default.
+`--help` lists the options of a command, what each does, and its default.
 """
 
 
@@ -34,25 +34,21 @@ def reference() -> str:
     return "\n".join([_HEAD, *(_section(*each) for each in helps)])
 
 
-def _helps(command: Any, path: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the path, the text, and the arguments and options of a command, or of each of its subcommands."""
+def _helps(command: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of a command, or of each of its subcommands."""
     for name, subcommand in getattr(command, "commands", {}).items():
         yield from _helps(subcommand, f"{path} {name}")
     if hasattr(command, "commands"):
         return
     context = typer.Context(command, info_name=path, terminal_width=_WIDTH)
-    text, _, options = command.get_help(context).strip().partition("\n\nOptions:\n")
-    text, _, arguments = text.partition("\n\nArguments:\n")
-    entries = re.findall(r"^  (\S.*?)(?:\n? {2,}.*)?$", f"{arguments}\n{options}", re.MULTILINE)
-    yield path, text, [entry for entry in entries if entry != "--help"]
+    yield path, re.split(r"\n\n(?:Arguments|Options):\n", command.get_help(context).strip())[0]
 
 
-def _section(path: str, text: str, options: list[str]) -> str:
+def _section(path: str, text: str) -> str:
     _, *paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))  # the first is the usage
     told = [part for part in paragraphs if not part.startswith("Example: ")]
     examples = [f"`{part.removeprefix('Example: ')}`" for part in paragraphs if part.startswith("Example: ")]
-    takes = ", ".join(f"`{option}`" for option in options)
-    return f"## {path}\n\n{' '.join(told)}\nExample: {', '.join(examples)}.\n\nTakes {takes}.\n"
+    return f"## {path}\n\n{' '.join(told)}\nExample: {', '.join(examples)}.\n"
 
 
 def main() -> int:
