@@ -26,8 +26,8 @@ tests of the last ones say how much is left:
     twentieth          2.5   1     5    1.5    after the nineteenth; bounds that are asked for, units
     twentyfirst        5.5   0.5  13    2.5    after the twentieth; hosts that begin or end alike, remarks
 
-Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The last one is
-as hard as the thirteenth: most of its right answers say something of other things too.
+Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The last one
+is as hard as the thirteenth: most of its right answers say something of other things too.
 
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
