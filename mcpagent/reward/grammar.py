@@ -41,6 +41,7 @@ from mcpagent.reward.reading import (
 from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, SAFE, field_labels, stem, stems
 
 _MAX_OTHER_WORDS = 8  # of the value's record
+_MAX_NEW_WORDS = 5  # next to a number that the record has
 _MAX_PIECES = 100  # next to a value: matching takes time by the cube of them
 FEW_WORDS = 5
 # ", not B" and "than B" say nothing of what is right.
@@ -190,7 +191,7 @@ def _tells(texts: Sequence[str], remark: str, heard: Set[str], seen: Set[str]) -
         if not (word in SAFE or stem(word) in heard or word in units_of(word) or word.startswith(codes))
         and not any(other.startswith(word) for other in of_record)
     ]
-    return not unknown or (rest != remark and len(unknown) <= 2 and not seen & {*unknown})
+    return not unknown or (rest != remark and len(unknown) <= _MAX_NEW_WORDS and not seen & {*unknown})
 
 
 def is_amount(value: Any) -> bool:

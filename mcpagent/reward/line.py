@@ -59,6 +59,7 @@ _ENUMERATOR = re.compile(
 )
 _TERM = r"[\s()€$£]*\d[\d.,]*\s?[^\W\d_]{0,9}[\s()€$£%]*"
 _SUM = re.compile(rf"^(?:{_TERM}[-+*/×÷])+{_TERM}=\s*(?=\S)|\((?:{_TERM}[-+*/×÷])+{_TERM}\)")
+_TABLE_HEAD = re.compile(r"^[^\n]*\|[^\n]*\n[ |:-]*-[ |:-]*\n", re.MULTILINE)
 _SYMBOL = re.compile(r"^[A-Za-z]{1,2} ?= ?")
 _THEN = re.compile(r"\s*(?:->|→|⟶|[<>])\s*")
 _RANGE = re.compile(r"\0 ?(?:-|to|through|until) ?\0")  # "41 to 43" has 42 too
@@ -86,6 +87,10 @@ _FILLER = WORDS["filler"]
 _YES = pattern("says_yes")
 _NO = pattern("says_no")
 _COMPARED = pattern("compared")
+_ON, _OFF = (
+    re.compile(rf"\b(?:{some})\b", re.IGNORECASE)
+    for some in ("on|enabled|activated|active", "off|disabled|deactivated|inactive")
+)
 _LESS = frozenset(("less", "least", "fewer", "fewest"))
 _LITTLE = tuple(WORDS["little"].split())  # how such words begin
 
@@ -99,6 +104,10 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = _ENUMERATOR.sub("", text)
     if check.type in ("list", "pairs"):
         text = _THEN.sub(", ", text)
+    if check.type in ("list", "pairs", "set"):
+        text = _TABLE_HEAD.sub("", text)
+    if check.type == "pairs":
+        text = _OUT_OF.sub("", text)
     if check.type == "number":
         text = _OUT_OF.sub("", _SUM.sub("", _SYMBOL.sub("", text)))
     unit = check.unit if check.type == "number" else check.value if check.type in ("name", "pairs") else ""
@@ -232,6 +241,8 @@ def polarity(text: str, said: str = "") -> bool | None:
         return flag[1].casefold() in ("true", "yes")
     is_yes, is_no = _YES.search(text) is not None, _NO.search(text) is not None
     other = r"\bno(?=\W*$|[.,;!])|\b(?:and|or|but) no\b" if is_yes else r"\byes\b"
+    if not (is_yes or is_no) and _ON.search(said) and _OFF.search(text) and not HEDGE.search(text):
+        return False
     if is_yes is is_no or re.search(other, text, re.IGNORECASE):
         return _echoed(text, said) if not (is_yes or is_no) else None
     return is_yes

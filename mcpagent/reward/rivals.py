@@ -108,7 +108,7 @@ def stands(
     rest = blanked(text, spans)
     if kind != "choice":
         rest = without_annotations(text, spans, targets, context, is_list=kind == "items")
-    if _is_denied(rest, context.said):
+    if _is_denied(rest, context):
         return False
     if kind == "choice":
         return True  # its rivals are the other options
@@ -203,16 +203,18 @@ def _is_joint(mark: str, *, is_closed: bool) -> bool:
     return "\n" in mark or "and" in mark or "&" in mark or (mark.strip() in (",", "|", "/") and not is_closed)
 
 
-def _is_denied(rest: str, said: str) -> bool:
+def _is_denied(rest: str, context: AnswerContext) -> bool:
     """Whether a sentence with a blanked value doubts it, or a clause of it denies it. What a clause denies of
-    something else that it names is no denial of the value."""
-    quoted = f" {' '.join(words(canonical(said)))} "
+    something else that it names is no denial of the value, nor are words of the question or of a result, such
+    as "a false alarm"."""
+    quoted = (f" {' '.join(words(canonical(context.said)))} ", *context.token_lines)
     for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", rest)):
         if BLANK not in sentence:
             continue
         edges = _edges(sentence)
         for hedge in HEDGE.finditer(sentence):
-            if f" {' '.join(words(sentence[hedge.start() :])[:2])} " in quoted:
+            phrase = words(sentence[hedge.start() :])[:2]
+            if len(phrase) > 1 and any(f" {' '.join(phrase)} " in text for text in quoted):
                 continue
             at = sum(edge <= hedge.start() for edge in edges)
             clause = sentence[edges[at - 1] : edges[at]]
