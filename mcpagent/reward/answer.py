@@ -193,7 +193,7 @@ def _without_aside(text: str) -> str:
 def _is_said(spans: Sequence[Span], text: str, context: AnswerContext) -> bool:
     return any(
         (text[start:end].casefold() in _ZERO and not denied_after(text, end))
-        or is_affirmed(text, start, end, said=context.said)
+        or is_affirmed(text, start, end, context)
         for start, end in spans
     )
 

@@ -136,7 +136,7 @@ def without_annotations(
     is_name = len(targets) == 1 and not re.search(r"\d", format_value(targets[0]))
     for segment in _SEGMENT.finditer(rest):
         inside = [text[start:end] for start, end in spans if segment.start() <= start < segment.end()]
-        is_apart = not inside and segment[0][0] in ",;" and re.search(r"\d", segment[1])
+        is_apart = not inside and segment[0][0] in ",;|" and re.search(r"\d", segment[1])
         if is_apart and (is_name or (is_list and not _CODE_OR_NAME.search(segment[1]))):
             before = [span for span in sorted(spans) if span[1] <= segment.start()] or spans
             inside = [text[slice(*before[-1])]]  # ", card MT-205"

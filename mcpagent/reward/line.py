@@ -232,7 +232,8 @@ def polarity(text: str, said: str = "") -> bool | None:
     """Return what a text says to a question for yes or no; None if it says neither, or both. It may also say
     in the words of the question (`said`) that it is so, or not: "There is no minibar."."""
     label, _, rest = text.partition(":")
-    text = rest if rest and len(label.split()) <= 3 and not NEGATED.search(label) else text
+    is_label = rest and len(label.split()) <= 3 and not (NEGATED.search(label) or _YES.search(label))
+    text = rest if is_label else text
     if (untold := _UNTOLD.search(text)) and stem(words(untold[0])[-1]) not in stems(said):
         return None
     if (flag := _FLAG.search(text)) and stems(text[: flag.start()].replace("_", " ")) & stems(said) - stems(

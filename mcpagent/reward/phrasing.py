@@ -53,17 +53,16 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(text.casefold())
 
 
-def is_affirmed(text: str, start: int, end: int, *, said: str) -> bool:
+def is_affirmed(text: str, start: int, end: int, context: AnswerContext) -> bool:
     """Whether canonical `text[start:end]` is said to be so: its clause neither denies nor doubts it, and what
-    follows does not take it back. Words of the question may be repeated."""
+    follows does not take it back. Words of the question and of results may be repeated."""
     if is_qualified(text, start, end) or denied_after(text, end):
         return False
     before, after = (NO_DENIAL.sub(" ", _BRACKETS.sub(" ", part)) for part in (text[:start], text[end:]))
     clause = f"{_CLAUSE_END.split(before)[-1]} \0 {_CLAUSE_END.split(after)[0]}"
-    quoted = f" {' '.join(tokens(said))} "
-    return not any(
-        f" {' '.join(tokens(clause[match.start() :])[:2])} " not in quoted for match in HEDGE.finditer(clause)
-    )
+    quoted = (f" {' '.join(tokens(context.said))} ", *context.token_lines)
+    phrases = [tokens(clause[match.start() :])[:2] for match in HEDGE.finditer(clause)]
+    return all(len(two) > 1 and any(f" {' '.join(two)} " in told for told in quoted) for two in phrases)
 
 
 def denied_after(text: str, end: int) -> bool:

@@ -340,6 +340,12 @@ def _in_unit(number: float, unit: str, other: str) -> float:
     return (_base(number, unit) - offset) / factor
 
 
+def is_same_unit(word: str, other: str) -> bool:
+    """Return whether two words are names of one unit: km and kilometre."""
+    units = [_UNITS.get(unit_named(name) or "") for name in (word, other)]
+    return units[0] is not None and units[0] == units[1]
+
+
 def are_comparable(unit: str, other: str) -> bool:
     """Whether two units measure the same kind of thing."""
     return _is_comparable(_UNITS[unit][0], _UNITS[other][0])
@@ -599,6 +605,8 @@ def name_spans(value: str, text: str) -> list[Span]:
     """Return where canonical `text` has a name: its words in order, whatever stands between them, letter case
     and diacritics apart. "Tom Weiss" is tom.weiss, "Fire and Flying" is "Fire, Flying", and a title, a legal
     form or the order of a person's names is not a part of it."""
+    if not _tokens(value):  # a path such as "/"
+        return [m.span() for m in re.finditer(rf"(?<![\w/.\0-]){re.escape(value)}(?![\w/.\0-])", text)]
     spans: list[Span] = []
     read = {_tokens(text, umlauts) for umlauts in (False, not text.isascii())}  # "Åsen" is Aasen too
     for form, is_rotated in _spellings(value):

@@ -21,6 +21,7 @@ from mcpagent.reward.reading import (
     agree,
     american,
     canonical,
+    is_same_unit,
     moment_spans,
     moments,
     pattern,
@@ -59,8 +60,9 @@ _PER = re.compile(
 )
 _PER_OTHER = re.compile(r"\s*per ([a-z]+\d?)", re.IGNORECASE)
 _CLAUSE_MARK = re.compile(r"[.;,\n]")
+_COUNTED_TIME = re.compile(r"\d+[ _-]?[^\W\d_]+")  # "the last 30 days" is no rate
 _PERIODIC = re.compile(r"\b(?:\w+ly|annual)\b", re.IGNORECASE)
-_EVERY = re.compile(r"\b(?:once )?(?:every|each|per|an?|pro|par|je)\s+(\w+)", re.IGNORECASE)
+_EVERY = re.compile(r"(?:\b(?:once )?(?:every|each|per|an?|pro|par|je)\s+|/\s?)(\w+)", re.IGNORECASE)
 _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
 _PREFIXED = re.compile(r"([^\W\d_](?:.*\D)?)(\d{2,})")
 _ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
@@ -143,12 +145,14 @@ def _is_other_rate(text: str, span: Span, value: float, said: str, context: Answ
     shown = _periods("\n".join(result.content for result in context.results)) - _fields_of_others(
         value, context
     )
-    asked = _periods(said)
+    asked = _periods(" ".join([*(m[1] for m in _EVERY.finditer(said)), *_PERIODIC.findall(said)]))
     shown |= {"year"} if "%" in units_of(text) else frozenset()
     results = " ".join(canonical(result.content.replace("_", " ")) for result in context.results)
     if (of := _PER_OTHER.match(text, span[1])) and of[1].casefold() not in _PERIODS:
         has_basis = bool(shown or asked) or re.search(r"\bper\b", results) is not None
-        return has_basis and stem(of[1].casefold()) not in stems(f"{said} {results}")
+        told = words(f"{said} {results}")
+        is_told = any(stem(word) == stem(of[1].casefold()) or is_same_unit(word, of[1]) for word in told)
+        return has_basis and not is_told
     if rate := _PER.match(text, span[1]):
         period = _PERIODS.get((rate[2] or rate[4]).casefold())
         return period not in (None, "second") and (
@@ -161,7 +165,8 @@ def _is_other_rate(text: str, span: Span, value: float, said: str, context: Answ
 
 @lru_cache(maxsize=512)
 def _periods(text: str) -> frozenset[str]:
-    return frozenset(_PERIODS[word] for word in words(canonical(text)) if len(word) > 1 and word in _PERIODS)
+    text = _COUNTED_TIME.sub(" ", canonical(text))
+    return frozenset(_PERIODS[word] for word in words(text) if len(word) > 1 and word in _PERIODS)
 
 
 def worded_spans(value: Any, text: str) -> list[Span]:

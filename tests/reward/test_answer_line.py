@@ -168,6 +168,11 @@ def holds(check: dict[str, Any], line: str, said: str = "") -> bool:
             ("git.tannhof.example and vpn.tannhof.example",),
             ("git.tannhof.example and mail.tannhof.example", "git.tannhof.example"),
         ),
+        (
+            {"type": "list", "value": ["/", "/guides", "/shop"]},
+            ("/, /guides, /shop", "1. / 2. /guides 3. /shop"),
+            ("/guides, /, /shop", "/guides, /shop", "/"),
+        ),
         ({"type": "string", "value": "Energy"}, ("energy", "Energy."), ("Energy or Mining",)),
         ({"type": "regex", "value": "^Yes"}, ("Yes, it is",), ("No. Yes",)),
     ],
