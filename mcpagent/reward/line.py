@@ -181,7 +181,12 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 return False
             return check.type == "must_include" or not (context.on_line and _other_parts(rest))
         case _:
-            text = without_contrast(text if "whose" not in words(context.said) else _OF.sub(" ", text))
+            is_whole = NEGATED.search(format_value(value))  # "active, not recruiting"
+            text = (
+                text
+                if is_whole
+                else without_contrast(text if "whose" not in words(context.said) else _OF.sub(" ", text))
+            )
             spans = value_spans(check, value, text, context)
             said = [text[start:end].casefold() for start, end in spans]
             if check.type == "name" and len(set(said)) < len(said):

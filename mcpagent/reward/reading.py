@@ -48,7 +48,20 @@ _LINK = re.compile(r"\[([^\]\n]+)\]\((?:mailto:)?([^()\s]+)\)|<((?:https?:|mailt
 _POWER = re.compile(r"(\d(?:\.\d+)?)\s?[×x*·]\s?10\s?(?:\^\s?\{?\s?([-+−]?\d+)\}?|([⁻⁺]?[⁰¹²³⁴-⁹]+))")
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _VULGAR = re.compile(r"(\d*)\s?([¼½¾⅓⅔⅛])")
-_QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "−": "-", "–": "-", "—": "-", "‑": "-"})
+_QUOTES = str.maketrans(
+    {
+        "’": "'",
+        "‘": "'",
+        "“": '"',
+        "”": '"',
+        "♭": "-flat",
+        "♯": "-sharp",
+        "−": "-",
+        "–": "-",
+        "—": "-",
+        "‑": "-",
+    }
+)
 _SPELT = pattern("spelt")
 _MORE_SPELT = [(re.compile(said, re.IGNORECASE), instead) for said, instead in WORDS["more_spelt"].items()]
 _SCALED = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?)[ -]({'|'.join(WORDS['scales'])})s?\b", re.IGNORECASE)
@@ -429,7 +442,7 @@ _DAYS = "|".join(WORDS["weekdays"].split())
 _WEEKDAY = rf"(?:\b(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*|{_DAYS})\.?,?\s+(?:the\s+)?)?"
 _BETWEEN = rf"(?:T|\s*(?:,| -)?\s*(?:{_JOINT}\s+){{0,2}}\s*|\s*\()"
 _MOMENT = re.compile(
-    rf"{_WEEKDAY}(?:{_DATE})(?:{_BETWEEN}(?:{_TIME}|\d{{1,2}}\.\d\d\b(?![.,]\d)){_ZONE})?"
+    rf"{_WEEKDAY}(?:{_DATE})(?:{_BETWEEN}(?:{_TIME}|(?:[01]?\d|2[0-3])\.[0-5]\d\b(?![.,]\d)){_ZONE})?"
     rf"|(?:{_TIME}){_ZONE}(?:\)?{_BETWEEN}{_WEEKDAY}(?:the\s+)?(?:{_DATE}){_ZONE})?",
     re.IGNORECASE,
 )

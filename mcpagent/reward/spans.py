@@ -96,7 +96,8 @@ def value_spans(
     target = as_number(value)
     if not spans and target is not None and target < 0 and (falling := _FALLING.search(text)):
         spans = spans_of(-target, text, tolerance=check.tolerance, units=units)
-        spans = [(falling.start() if falling.end() + 1 == a else a, b) for a, b in spans]  # "down 4"
+        told = falling.span()  # "down 4", "4 below zero"
+        spans = [(told[0] if told[1] + 1 == a else a, told[1] if b + 1 == told[0] else b) for a, b in spans]
     others = _fields_of_others(target, context)
     # An abbreviation of a unit may be said as what it means.
     is_named = len(check.unit or "") > 3 and not units_of(canonical(str(check.unit)))

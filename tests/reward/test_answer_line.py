@@ -173,6 +173,21 @@ def holds(check: dict[str, Any], line: str, said: str = "") -> bool:
             ("/, /guides, /shop", "1. / 2. /guides 3. /shop"),
             ("/guides, /, /shop", "/guides, /shop", "/"),
         ),
+        (
+            {"type": "name", "value": "Active, not recruiting"},
+            ("Active, not recruiting", "active, not recruiting"),
+            ("recruiting", "active", "not active, recruiting"),
+        ),
+        (
+            {"type": "date", "value": "2026-03-18"},
+            ("2026-03-18", "18 March 2026"),
+            ("2026-03-17 (77.35 kg)", "2026-03-18 or 2026-03-17"),
+        ),
+        (
+            {"type": "number", "value": -6.3, "unit": "celsius"},
+            ("-6.3 °C", "6.3 °C below zero", "minus 6.3 degrees"),
+            ("6.3 °C", "6.3 °C above zero", "36 °C below zero"),
+        ),
         ({"type": "string", "value": "Energy"}, ("energy", "Energy."), ("Energy or Mining",)),
         ({"type": "regex", "value": "^Yes"}, ("Yes, it is",), ("No. Yes",)),
     ],

@@ -26,9 +26,10 @@ tests of the last ones say how much is left:
     twentieth          2.5   1     5    1.5    after the nineteenth; bounds that are asked for, units
     twentyfirst        5.5   0.5  13    2.5    after the twentieth; hosts that begin or end alike, remarks
     twentysecond       5     1    11    2      after the twenty-first; paths, rates by what they count
+    twentythird        7     0.6  12    2      after the twenty-second; values with "not", no clocks
 
-Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The last two
-are as hard as the thirteenth: most of their right answers say something of other things too.
+Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The last
+three are as hard as the thirteenth: most of their right answers say something of other things too.
 
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
@@ -117,6 +118,7 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
         ("twentieth", (0.005, 0.0), (0.015, 0.01)),
         ("twentyfirst", (0.02, 0.005), (0.055, 0.025)),
         ("twentysecond", (0.018, 0.006), (0.058, 0.018)),
+        ("twentythird", (0.035, 0.006), (0.086, 0.018)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
