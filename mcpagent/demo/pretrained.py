@@ -34,7 +34,7 @@ _GRPO = [
     "training.save_frequency=5",
     "rollout.num_envs=32",
 ]
-_EVAL_EVERY = 5  # steps of GRPO, on the validation tasks: it gives the best of these checkpoints
+_EVAL_EVERY = 5  # steps of GRPO or about so, on the validation tasks: it gives the best of these checkpoints
 # Prompts of a step and attempts at each, the largest first; the one that is measured, by device.
 SHAPES, MEASURED = ((16, 8), (8, 8), (4, 8), (4, 4)), {"cpu": (4, 4)}
 # Of GRPO, for 16 episodes a step; by the square root of their number (Malladi et al. 2022, arXiv 2205.10287).
@@ -192,16 +192,21 @@ def fit(
             where="--minutes",
             remedy=f"--minutes {math.ceil((around_s + least_s) / 60)}, or a smaller model",
         )
-    seconds["GRPO"] = pace.load_s + steps[shape] * step_s(shape)
+    taken, every = steps[shape], 0
+    if validation:  # the last step is one of those that are compared
+        evaluations = max(1, round(taken / _EVAL_EVERY))
+        every = taken // evaluations
+        taken = every * evaluations
+    seconds["GRPO"] = pace.load_s + taken * step_s(shape)
     batch, group = shape
     return Plan(
         warm_steps=warm_steps,
         batch_size=batch,
         group_size=group,
-        steps=steps[shape],
+        steps=taken,
         eval_tasks=eval_tasks,
         untrained_tasks=untrained_tasks,
-        eval_every=_EVAL_EVERY if validation else 0,
+        eval_every=every,
         max_new_tokens=max(_LEAST_NEW_TOKENS, 2 * pace.longest_turn),
         seconds=seconds,
     )

@@ -104,8 +104,15 @@ def test_validation_tasks_are_played_every_five_steps_and_their_time_is_counted(
     plan = planned(60, validation=16)
     assert "training.eval_every=5" in plan.settings(minutes=60)["grpo"]
     # A step of 60 s, and a fifth of 16 episodes at 1.5 s; 2734 s as above.
-    assert plan.steps == 42 and plan.seconds["GRPO"] == pytest.approx(10 + 42 * (60 + 16 * 1.5 / 5))
+    # There would be 42, and the last two would be compared with nothing.
+    assert plan.steps == 40 and plan.seconds["GRPO"] == pytest.approx(10 + 40 * (60 + 16 * 1.5 / 5))
     assert "training.eval_every=0" in planned(60).settings(minutes=60)["grpo"]
+
+
+@pytest.mark.parametrize("minutes", [21, 23, 27, 31, 44, 60, 600])
+def test_the_last_step_is_one_of_those_that_are_compared(minutes: float) -> None:
+    plan = planned(minutes, validation=16)
+    assert plan.steps >= 8 and plan.steps % plan.eval_every == 0 and plan.eval_every in range(3, 8)
 
 
 def test_too_few_minutes_are_refused_with_how_many_are_enough() -> None:
