@@ -27,6 +27,7 @@ from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.summary import summarise
 from mcpagent.run.episodes import open_episodes
+from mcpagent.run.policies import refuse_policy
 from mcpagent.run.train import Watch, train
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import read_tasks, spread
@@ -67,7 +68,10 @@ def quickstart(
     """Run what is not yet done in `out`; returns the document of `quickstart --json`. `explored` servers are
     explored; None takes the built-in ones and their templates. A `pretrained` model is fitted to the machine
     first; None takes the embedded one. `controls` runs control experiments from the warm-started checkpoint
-    before the report is written (`demo.controls`)."""
+    before the report is written (`demo.controls`). Raises UserError before anything is made if there is no
+    such model."""
+    if pretrained is not None:
+        refuse_policy(pretrained.model)
     with run_session(out, kind="quickstart") as session:
         job = open_job(out, seed=seed, stages=stages, explored=explored, pretrained=pretrained)
         session.begin(job.grpo.total_steps(n_tasks=job.counts["train"]))

@@ -17,7 +17,7 @@ from mcpagent.demo.controls import run_controls
 from mcpagent.demo.job import QuickstartJob, Stages, open_job
 from mcpagent.demo.pace import fitted
 from mcpagent.demo.pretrained import Pace, Pretrained, fit
-from mcpagent.demo.quickstart import run_stages
+from mcpagent.demo.quickstart import quickstart, run_stages
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
@@ -133,6 +133,13 @@ def test_minutes_that_are_too_few_leave_the_pace_for_a_second_call(tmp_path: Pat
         shutil.copytree(SAMPLES, job.out / "data", dirs_exist_ok=True)
         with pytest.raises(UserError, match=error):
             fitted(job)
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    pretrained = Pretrained(model=str(tmp_path / "none"))
+    with pytest.raises(UserError, match="there is no such checkpoint"):
+        quickstart(tmp_path / "run", seed=1, stages=noting([]), pretrained=pretrained)
+    assert not (tmp_path / "run").exists()
 
 
 def noting(notes: list[str]) -> Stages:
