@@ -87,7 +87,6 @@ _MARKS = dict(zip(f"{BLANK}{DATE}{NUMBER}():&/|+.!?", "VM#():&&&&...", strict=Tr
 _BREAK = r", (?!\d{4}\b)|[;|\n]|\b(?:and|then)\b"
 _SEGMENT = re.compile(rf"(?:{_BREAK})?((?:(?!{_BREAK}).)+)", re.IGNORECASE)
 _CODE = re.compile(r"[^\W_]-.$|[^\W\d_].$|[^\W\d_]-?-$", re.DOTALL)
-_CODE_OR_NAME = re.compile(r"[A-Z]")
 ORDINAL = re.compile(r"\d*(?:1st|2nd|3rd|\dth)")
 
 
@@ -137,7 +136,7 @@ def without_annotations(
     for segment in _SEGMENT.finditer(rest):
         inside = [text[start:end] for start, end in spans if segment.start() <= start < segment.end()]
         is_apart = not inside and segment[0][0] in ",;|" and re.search(r"\d", segment[1])
-        if is_apart and (is_name or (is_list and not _CODE_OR_NAME.search(segment[1]))):
+        if is_apart and (is_name or (is_list and not re.search("[A-Z]", segment[1]))):
             before = [span for span in sorted(spans) if span[1] <= segment.start()] or spans
             inside = [text[slice(*before[-1])]]  # ", card MT-205"
         elif not is_list or len(inside) != 1:

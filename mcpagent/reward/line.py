@@ -89,7 +89,7 @@ _NO = pattern("says_no")
 _COMPARED = pattern("compared")
 _ON, _OFF = (
     re.compile(rf"\b(?:{some})\b", re.IGNORECASE)
-    for some in ("on|enabled|activated|active", "off|disabled|deactivated|inactive")
+    for some in (r"on(?= for| in| at|\W*$)|enabled|activated|active", "off|disabled|deactivated|inactive")
 )
 _LESS = frozenset(("less", "least", "fewer", "fewest"))
 _LITTLE = tuple(WORDS["little"].split())  # how such words begin
@@ -181,12 +181,10 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 return False
             return check.type == "must_include" or not (context.on_line and _other_parts(rest))
         case _:
-            is_whole = NEGATED.search(format_value(value))  # "active, not recruiting"
-            text = (
-                text
-                if is_whole
-                else without_contrast(text if "whose" not in words(context.said) else _OF.sub(" ", text))
-            )
+            if "whose" in words(context.said):
+                text = _OF.sub(" ", text)
+            if not NEGATED.search(format_value(value)):  # "active, not recruiting" is one value
+                text = without_contrast(text)
             spans = value_spans(check, value, text, context)
             said = [text[start:end].casefold() for start, end in spans]
             if check.type == "name" and len(set(said)) < len(said):

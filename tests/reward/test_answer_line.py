@@ -200,35 +200,37 @@ def test_the_line_is_read_as_what_it_is_and_says_nothing_else(
     assert (failed, passed) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("said", "line", "holds_"),
-    [
-        ("At what time did S-77120 end?", "19:26", True),
-        ("At what time did S-77120 end?", "19:27", False),
-        ("At what time did S-77120 end?", "19:26 on 10 March 2026", False),
-        ("When on 9 March 2026 did S-77120 end?", "7:26 pm", True),
-        ("When on 8 March 2026 did S-77120 begin?", "7:26 pm", False),
-        ("What is the end of S-77120?", "19:26", False),
-    ],
-)
-def test_a_day_that_nobody_asks_for_may_go_unsaid(said: str, line: str, holds_: bool) -> None:
-    assert holds({"type": "date", "value": "2026-03-09T19:26"}, line, said) is holds_
+ENDED = {"type": "date", "value": "2026-03-09T19:26"}
+LOAD = {"type": "number", "value": 630, "unit": "kg"}
+AUTO_RENEW = {"type": "yes_no", "value": False}
 
 
 @pytest.mark.parametrize(
-    ("said", "line", "holds_"),
+    ("check", "said", "line", "is_right"),
     [
-        ("What is the maximum load of EL-07?", "up to 630 kg", True),
-        ("What is the maximum load of EL-07?", "at least 630 kg", False),
-        ("What is the maximum load of EL-07?", "more than 630 kg", False),
-        ("What is the minimum order?", "at least 630 kg", True),
-        ("What is the load of EL-07?", "up to 630 kg", False),
-        ("What is the load in kg after 5 min?", "at least 630 kg", False),
-        ("Which load has the most trips?", "at most 630 kg", False),
+        (ENDED, "At what time did S-77120 end?", "19:26", True),
+        (ENDED, "At what time did S-77120 end?", "19:27", False),
+        (ENDED, "At what time did S-77120 end?", "19:26 on 10 March 2026", False),
+        (ENDED, "When on 9 March 2026 did S-77120 end?", "7:26 pm", True),
+        (ENDED, "When on 8 March 2026 did S-77120 begin?", "7:26 pm", False),
+        (ENDED, "What is the end of S-77120?", "19:26", False),
+        (LOAD, "What is the maximum load of EL-07?", "up to 630 kg", True),
+        (LOAD, "What is the maximum load of EL-07?", "at least 630 kg", False),
+        (LOAD, "What is the maximum load of EL-07?", "more than 630 kg", False),
+        (LOAD, "What is the minimum order?", "at least 630 kg", True),
+        (LOAD, "What is the load of EL-07?", "up to 630 kg", False),
+        (LOAD, "What is the load in kg after 5 min?", "at least 630 kg", False),
+        (LOAD, "Which load has the most trips?", "at most 630 kg", False),
+        (AUTO_RENEW, "Is auto-renew on for the domain?", "it is off", True),
+        (AUTO_RENEW, "Is auto-renew enabled?", "disabled", True),
+        (AUTO_RENEW, "Is auto-renew enabled?", "enabled", False),
+        (AUTO_RENEW, "Is there a discount on shoes?", "20% off", False),
     ],
 )
-def test_a_bound_is_the_value_if_a_bound_is_asked_for(said: str, line: str, holds_: bool) -> None:
-    assert holds({"type": "number", "value": 630, "unit": "kg"}, line, said) is holds_
+def test_what_is_asked_says_what_may_go_unsaid(
+    check: dict[str, Any], said: str, line: str, is_right: bool
+) -> None:
+    assert holds(check, line, said) is is_right
 
 
 def test_a_line_is_no_copy_of_a_result() -> None:
@@ -295,6 +297,11 @@ def test_an_abstention_says_none_and_invents_nothing() -> None:
         ("I have no tool for that. Zorblax owns the Aurora.", False),
         ("There is no tool for that. I sold it anyway.", False),
         ("I cannot tell; it has forty-seven cabins.", False),
+        ("My tools do not cover that. You would have to look in the register yourself.", True),
+        ("I cannot tell: the lookup returned an error.", True),
+        ("I have no tool for that. They need weekly care.", False),
+        ("I have no tool for that. The error is its colour.", False),
+        ("I have no tool for that. You have to pay weekly.", False),
     ],
 )
 def test_an_abstention_may_advise_and_give_examples_but_not_tell(text: str, holds: bool) -> None:
