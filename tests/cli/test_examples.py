@@ -161,6 +161,10 @@ ELSEWHERE = {
     "python -m benchmarks.update --unique": LONG,
     "python -m benchmarks.beside_trl --tool-tokens 1024": LONG,
     "python -m benchmarks.beside_trl --tool-tokens 4096 --prompts 2": LONG,
+    (
+        "python -m benchmarks.beside_trl --tool-tokens 4096 --prompts 1 --model FOLDER"
+        " --pass-tokens 4400 --gradient-checkpointing"
+    ): LONG,
     "python -m benchmarks.update --shape qwen3-0.6b --gradient-checkpointing": LONG,
     "make test-gpu": GPU,
     "python -m benchmarks.gpu --only attention --only update": GPU,
