@@ -47,13 +47,6 @@ def test_gen_data_writes_the_three_splits_and_counts_them(generated: tuple[Path,
     assert document["catalog_hash"] == records(out / "train.jsonl")[0]["extra_info"]["catalog_hash"]
 
 
-def test_gen_data_gives_the_same_bytes_again(generated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    out, _ = generated
-    assert mcpagent("gen-data", *SMALL, "--out", tmp_path).returncode == 0
-    for path in out.iterdir():
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-
-
 def test_gen_data_replaces_splits_only_when_told_and_leaves_no_split_of_another_run(tmp_path: Path) -> None:
     (tmp_path / "validation.jsonl").write_text("precious\n")
     counts = ("--train", "5", "--validation", "0", "--heldout", "5", "--out", tmp_path)

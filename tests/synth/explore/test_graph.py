@@ -47,7 +47,7 @@ def explored(world: World, count: int, *, seed: int = 0) -> tuple[Task, ...]:
 
 def test_the_ships_of_a_long_list_are_asked_about_wherever_they_stand_in_it() -> None:
     world = harbour()
-    tasks = explored(world, 250)
+    tasks = explored(world, 150)
     asked = json.dumps([[step.params for step in task.truth.tool_sequence] for task in tasks])
     asked += json.dumps([[task.prompt[-1].content, task.truth.user_turns] for task in tasks])
     places = [place for place, name in enumerate(SHIPS) if name in asked]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Callable
 from random import Random
@@ -75,11 +76,12 @@ def coast(*tools: Callable[..., Any]) -> ToolPool:
     return ToolPool([InProcessServer(name="coast", server=server)])
 
 
-def explored(*tools: Callable[..., Any], train: int = 60) -> GeneratedData:
+@functools.cache
+def explored(*tools: Callable[..., Any]) -> GeneratedData:
     async def run() -> GeneratedData:
         asked = Asked(weights={"single": 1.0, "unknown_entity": 1.0})
         async with coast(*tools) as pool:
-            counts = {"train": train, "heldout": 20}
+            counts = {"train": 60, "heldout": 20}
             return await explore_dataset(pool, counts=counts, seed=6, asked=asked)
 
     return asyncio.run(run())

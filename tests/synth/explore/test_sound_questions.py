@@ -70,7 +70,7 @@ def tasks() -> list[Task]:
 
     async def run() -> list[Task]:
         async with pawnshop().pool() as pool:
-            made = await explore_dataset(pool, counts={"train": 160}, seed=3, asked=Asked(weights=weights))
+            made = await explore_dataset(pool, counts={"train": 110}, seed=3, asked=Asked(weights=weights))
             return list(made.tasks["train"])
 
     return asyncio.run(run())

@@ -66,6 +66,7 @@ def test_training_neither_asks_about_nor_begins_with_what_another_split_asks_abo
             return dict((await explore_dataset(pool, counts=counts, seed=4)).tasks)
 
     tasks = asyncio.run(run())
+    assert asyncio.run(run()) == tasks, "the same seed gives the same tasks"
     things = {*_SHIPS, *_CAPTAINS}
     trained = {name for task in tasks["train"] for name in asked_about(task) | named(task)} & things
     held_out = {name for task in tasks["heldout"] for name in asked_about(task)} & things

@@ -104,10 +104,12 @@ def test_a_question_says_what_is_wanted_and_never_what_the_tools_are_called() ->
     async def run() -> tuple[tuple[Task, ...], set[str]]:
         servers = ["polygon", "fmp", "tavily", "slack"]
         async with ToolPool(builtin_servers(servers, limited=False)) as pool:
-            data = await explore_dataset(pool, counts={"train": 150}, seed=2)
+            data = await explore_dataset(pool, counts={"train": 100}, seed=2)
             return data.tasks["train"], {spec.name for spec in pool.tools.values()}
 
     tasks, names = asyncio.run(run())
+    classes = {task.extra_info["class"] for task in tasks}
+    assert {"single", "sequential", "parallel", "missing_parameter", "missing_function"} <= classes
     said = [" ".join([task.prompt[-1].content, *task.truth.user_turns]) for task in tasks]
     assert not [text for text in said if any(name in text for name in names)]
     assert len({task.extra_info["shape"] for task in tasks}) >= 8
@@ -120,7 +122,7 @@ def test_a_question_says_what_is_wanted_and_never_what_the_tools_are_called() ->
 def port() -> GeneratedData:
     async def run() -> GeneratedData:
         async with ToolPool([InProcessServer(name="port", server=build())]) as pool:
-            return await explore_dataset(pool, counts={"train": 250}, seed=5)
+            return await explore_dataset(pool, counts={"train": 150}, seed=5)
 
     return asyncio.run(run())
 

@@ -230,21 +230,22 @@ def test_a_curriculum_decides_complexity_and_subject(tmp_path: Path) -> None:
     assert "Likely tools: fmp.fmp_get_quote\n" in asked.messages[1]["content"]
 
 
-def test_a_plan_that_writes_is_a_task_whose_gold_is_the_call(tmp_path: Path) -> None:
-    def script(received: Received) -> Answer:
-        if Question.of(received.key).vote is not None:
-            return model(received)
-        post = {"server": "slack", "tool": "send_slack_message"}
-        arguments = json.dumps({"channel": "C101", "message": "hello"})
-        task = {
-            "user_prompt": "Say hello in C101.",
-            "steps": [{**post, "arguments": arguments}],
-            "answer": {"type": "none", "values": [], "tolerance": 0},
-            "final_answer": "Done.",
-        }
-        return says(received, json.dumps(task))
+def greeting(received: Received) -> Answer:
+    """A task whose plan posts a message."""
+    if Question.of(received.key).vote is not None:
+        return model(received)
+    arguments = json.dumps({"channel": "C101", "message": "hello"})
+    task = {
+        "user_prompt": "Say hello in C101.",
+        "steps": [{"server": "slack", "tool": "send_slack_message", "arguments": arguments}],
+        "answer": {"type": "none", "values": [], "tolerance": 0},
+        "final_answer": "Done.",
+    }
+    return says(received, json.dumps(task))
 
-    with service(script) as running:
+
+def test_a_plan_that_writes_is_a_task_whose_gold_is_the_call(tmp_path: Path) -> None:
+    with service(greeting) as running:
         document = generate(running.url, tmp_path / "out", "--n-samples", "2", COMPLEXITIES="simple")
     assert document["records"] == 1
     assert document["rejects"] == {"duplicate": 1}
@@ -253,23 +254,11 @@ def test_a_plan_that_writes_is_a_task_whose_gold_is_the_call(tmp_path: Path) -> 
 def test_tools_of_the_users_own_that_change_something_are_called_only_where_that_is_allowed(
     tmp_path: Path,
 ) -> None:
-    def script(received: Received) -> Answer:
-        if Question.of(received.key).vote is not None:
-            return model(received)
-        arguments = json.dumps({"channel": "C101", "message": "hello"})
-        task = {
-            "user_prompt": "Say hello in C101.",
-            "steps": [{"server": "slack", "tool": "send_slack_message", "arguments": arguments}],
-            "answer": {"type": "none", "values": [], "tolerance": 0},
-            "final_answer": "Done.",
-        }
-        return says(received, json.dumps(task))
-
     command = [sys.executable, "-m", "mcpagent.cli.main", "serve", "slack", "--limited"]
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"slack": {"command": command[0], "args": command[1:]}}}))
     options = ("--n-samples", "1", "--repairs", "0", "--servers", str(config))
-    with service(script) as running:
+    with service(greeting) as running:
         refused = invoke(running.url, tmp_path / "no", *options, COMPLEXITIES="simple")
         (asked,) = running.received
         allowed = generate(running.url, tmp_path / "yes", *options, "--allow-writes", COMPLEXITIES="simple")
@@ -360,7 +349,6 @@ def test_a_key_that_is_refused_in_the_middle_ends_the_run_and_keeps_what_was_ans
             "rate_limited",
             ("429: too fast", "api.calls_per_minute"),
         ),
-        (Answer(body=b"<html>"), "bad_body", ("<html>", "wait until")),
     ],
 )
 def test_a_cap_that_only_failures_reached_is_an_error_with_their_causes(

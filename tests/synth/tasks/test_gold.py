@@ -65,13 +65,13 @@ def test_the_gold_plan_of_every_task_scores_one_and_silence_fails_in_the_real_en
 
     async def run() -> tuple[Sequence[Task], list[Trajectory], list[Trajectory]]:
         async with ToolPool(builtin_servers()) as pool:
-            tasks = await generate(pool, templates, 150)
+            tasks = await generate(pool, templates, 80)
             return tasks, await play(pool, tasks, GoldPolicy(tasks)), await play(pool, tasks, EmptyPolicy())
 
     tasks, gold, silent = asyncio.run(run())
     assert {task.extra_info["template"] for task in tasks} == {t.name for t in templates.templates}
-    assert [t.reward for t in gold] == [1.0] * 150
-    assert [t.reward for t in silent] == [0.0] * 150
+    assert [t.reward for t in gold] == [1.0] * 80
+    assert [t.reward for t in silent] == [0.0] * 80
 
 
 def test_a_conversation_with_a_prepared_workspace_is_grounded_like_any_other_task(tmp_path: Path) -> None:

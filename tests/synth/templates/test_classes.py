@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.explore.learning import learn
-from mcpagent.synth.explore.tasks import explore_dataset
 from mcpagent.synth.tasks.run import CallCache, final_words, gold_record, replay, score
 from mcpagent.synth.templates.rules import GeneratedData, generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
@@ -30,15 +30,9 @@ def generate(templates: TemplateSet, count: int) -> GeneratedData:
     return asyncio.run(run())
 
 
-def template_set(folder: Path, text: str) -> TemplateSet:
-    (folder / "pools.yaml").write_text(resource_path("templates/full/pools.yaml").read_text())
-    (folder / "one.yaml").write_text(text)
-    return load_templates(folder)
-
-
 @pytest.fixture(scope="module")
 def full() -> GeneratedData:
-    return generate(load_templates(resource_path("templates/full")).for_servers(DATA_SERVERS), 300)
+    return generate(load_templates(resource_path("templates/full")).for_servers(DATA_SERVERS), 150)
 
 
 def test_every_class_is_there_and_the_yield_accounts_for_every_candidate(full: GeneratedData) -> None:
@@ -51,7 +45,7 @@ def test_every_class_is_there_and_the_yield_accounts_for_every_candidate(full: G
     assert stages[0]["in"] == full.candidates
     assert all(a["out"] == b["in"] for a, b in itertools.pairwise(stages))
     assert all(row["in"] - row["out"] == sum(row["rejects"].values()) for row in stages)
-    assert stages[-1]["out"] == len(tasks) == 300
+    assert stages[-1]["out"] == len(tasks) == 150
 
 
 def test_what_is_posted_twice_or_beside_what_was_asked_is_no_success(full: GeneratedData) -> None:
@@ -75,7 +69,7 @@ def test_what_is_posted_twice_or_beside_what_was_asked_is_no_success(full: Gener
         )
         return score(task, made)["success"]
 
-    for task in posting[:12]:
+    for task in posting[:6]:
         last = task.truth.tool_sequence[-1].params
         spam = {"channel": last.get("channel") or last["channel_id"], "message": "by the way"}
         again = last if "message" in last else spam
@@ -148,25 +142,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("code", CASES)
-def test_what_is_not_fit_to_train_on_is_rejected_with_its_reason(code: str, tmp_path: Path) -> None:
-    lines = [line.removeprefix("        ") for line in CASES[code].splitlines()]
-    head = "name: bad\ncomplexity: simple\nprompts: ['About {ticker}?']\nslots: {ticker: ticker}\n"
-    with pytest.raises(UserError, match=rf"rejected: .*{code}"):
-        generate(template_set(tmp_path, head + "\n".join(lines)), 1)
-
-
-def test_servers_without_templates_give_tasks_from_what_their_tools_do() -> None:
-    async def run() -> GeneratedData:
-        async with ToolPool(builtin_servers(DATA_SERVERS, limited=False)) as pool:
-            return await explore_dataset(pool, counts={"train": 60, "heldout": 20}, seed=1)
-
-    first, second = asyncio.run(run()), asyncio.run(run())
-    assert first.tasks == second.tasks
-    classes = Counter(t.extra_info["class"] for t in first.tasks["train"])
-    assert {"single", "sequential", "parallel", "missing_parameter", "missing_function"} <= set(classes)
-    about = {split: {t.extra_info["about"] for t in tasks} for split, tasks in first.tasks.items()}
-    assert not about["train"] & about["heldout"]
+def test_what_is_not_fit_to_train_on_is_rejected_with_its_reason(tmp_path: Path) -> None:
+    shared = "complexity: simple\nprompts: ['About {ticker}?']\nslots: {ticker: ticker}\n"
+    (tmp_path / "pools.yaml").write_text(resource_path("templates/full/pools.yaml").read_text())
+    for code, text in CASES.items():
+        (tmp_path / f"{code}.yaml").write_text(f"name: {code}\n{shared}{textwrap.dedent(text)}")
+    with pytest.raises(UserError, match="rejected: ") as refused:
+        generate(load_templates(tmp_path), 1)
+    for code in CASES:
+        assert f"\n  {code}: {code}: " in refused.value.message, "of the template that is wrong in this way"
 
 
 def test_the_graph_finds_that_a_list_of_channels_feeds_their_history_and_never_calls_a_writing_tool() -> None:
