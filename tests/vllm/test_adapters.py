@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.policy.vllm.engine import VllmPolicy
 from tests.vllm.test_weights import engine_tokens, prove
@@ -127,23 +126,3 @@ async def test_two_adapters_in_one_batch_keep_to_their_rows(
     assert worst(model, after, late) < PARITY
     assert {span.version for c in early for span in c.policy_versions} == {first}
     assert {span.version for c in late for span in c.policy_versions} == {first + 1}
-
-
-def test_on_a_cpu_a_row_without_an_adapter_gets_its_neighbours(policy: VllmPolicy, model: Any) -> None:
-    """Why `admit` refuses such rows: should this fail, vLLM has mended it."""
-    engine, base = policy._thread.engine, tiny_model()
-    asked = requests(prompts(2), max_new_tokens=4)
-
-    def admit_mixed() -> None:
-        engine.admit(asked[:1])
-        engine._adapter, adapter = None, engine._adapter
-        engine._settings.__dict__["lora_rank"] = None
-        engine.admit(asked[1:])
-        engine._adapter = adapter
-        engine._settings.__dict__["lora_rank"] = 8
-
-    policy._thread.call(admit_mixed)
-    got = [end for _ in range(8) for end in policy._thread.call(engine.step)]
-    bare = next(end for end in got if end.request is asked[1])
-    completion = Completion(text="", token_ids=bare.token_ids, logprobs=bare.logprobs)
-    assert worst(base, asked[1:], [completion]) > 0.01
