@@ -88,10 +88,9 @@ def test_the_model_inside_an_adapter_model_is_found(tiny_checkpoint: Path) -> No
     assert causal_lm(attach_lora(model, LORA, seed=0)) is model
 
 
-@pytest.mark.parametrize("name", ["./no-such-folder", "/no/such/folder"])
-def test_a_missing_folder_is_named(name: str) -> None:
-    with pytest.raises(UserError, match=name):
-        load(Path(name) if name.startswith("/") else Path(name).absolute())
+def test_a_missing_folder_is_named() -> None:
+    with pytest.raises(UserError, match="/no/such/folder"):
+        load(Path("/no/such/folder"))
 
 
 def test_a_folder_without_a_model_is_the_users_error(tmp_path: Path) -> None:
@@ -161,18 +160,15 @@ def test_a_schema_that_the_tokenizer_was_trained_on_costs_a_few_tokens() -> None
     assert tokenizer.decode(tokenizer.encode(schema)) == schema
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_adapters_are_in_the_dtype_that_the_model_computes_in(
-    tiny_checkpoint: Path, dtype: torch.dtype
-) -> None:
+def test_adapters_are_in_the_dtype_that_the_model_computes_in(tiny_checkpoint: Path) -> None:
     """Of others PEFT casts every input, and a backward pass keeps those copies. The optimiser has float32
     weights of its own; what the adapters begin with does not depend on the dtype."""
-    adapted = attach_lora(load_model(str(tiny_checkpoint), dtype=dtype, device=CPU), LORA, seed=0)
+    adapted = attach_lora(load_model(str(tiny_checkpoint), dtype=torch.bfloat16, device=CPU), LORA, seed=0)
     single = attach_lora(load_model(str(tiny_checkpoint), dtype=torch.float32, device=CPU), LORA, seed=0)
     exact = dict(single.named_parameters())
     trained = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
-    assert {p.dtype for p in trained.values()} == {dtype}
-    assert all(torch.equal(p, exact[n].to(dtype)) for n, p in trained.items())
+    assert {p.dtype for p in trained.values()} == {torch.bfloat16}
+    assert all(torch.equal(p, exact[n].to(torch.bfloat16)) for n, p in trained.items())
 
 
 def test_target_modules_that_fit_nothing_are_named_with_those_that_would(tiny_checkpoint: Path) -> None:
@@ -182,12 +178,9 @@ def test_target_modules_that_fit_nothing_are_named_with_those_that_would(tiny_ch
     assert "q_proj, " in (caught.value.remedy or "")
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_four_bits_are_for_cuda_and_the_error_names_the_alternative(
-    device: str, tiny_checkpoint: Path
-) -> None:
+def test_four_bits_are_for_cuda_and_the_error_names_the_alternative(tiny_checkpoint: Path) -> None:
     with pytest.raises(UserError, match="qlora needs a CUDA GPU") as caught:
-        load_model(str(tiny_checkpoint), dtype=torch.float32, device=torch.device(device), in_4bit=True)
+        load_model(str(tiny_checkpoint), dtype=torch.float32, device=CPU, in_4bit=True)
     assert "finetune.mode=lora" in (caught.value.remedy or "")
 
 

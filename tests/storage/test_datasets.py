@@ -123,8 +123,7 @@ def test_an_array_may_be_indented_and_lie_under_any_name(tmp_path: Path) -> None
     assert [task.id for task in read_tasks(path)] == [f"t{i}" for i in range(300)]
 
 
-@pytest.mark.parametrize("name", ["big.jsonl", "big.jsonl.zst"])
-@pytest.mark.parametrize("read", [read_tasks, TaskFile])
+@pytest.mark.parametrize(("read", "name"), [(read_tasks, "big.jsonl"), (TaskFile, "big.jsonl.zst")])
 def test_memory_does_not_grow_with_the_dataset(tmp_path: Path, name: str, read: Any) -> None:
     # 10,000 records of 0.4 kB are 4 MB of text and more than 20 MB as objects; a tenth of them is in memory.
     path = tmp_path / name

@@ -75,15 +75,11 @@ def test_what_an_engine_holds_bounds_a_context_whoever_chose_the_engine(
     assert as_loaded(tiny_model(), tokenizer, config=config).max_context == expected
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("vllm.tensor_parallel_size=2", "vllm.tensor_parallel_size is 2, but 4 processes train together"),
-    ],
-)
-def test_processes_that_cannot_each_have_an_engine_are_refused(override: str, message: str) -> None:
+def test_processes_that_cannot_each_have_an_engine_are_refused() -> None:
+    override = "vllm.tensor_parallel_size=2"
     config = load_train_config([], [override]).config
     refuse_shared_engine(config, count=1)
+    message = "vllm.tensor_parallel_size is 2, but 4 processes train together"
     with pytest.raises(UserError, match=message) as caught:
         refuse_shared_engine(config, count=4)
     assert "vllm.servers" in (caught.value.remedy or "")
