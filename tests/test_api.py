@@ -68,10 +68,6 @@ def test_a_job_and_the_package_of_its_name_are_one_object_in_any_order() -> None
         assert _values(both.format(first)) == [True, True, True, True, "mcpagent.train.health"]
 
 
-def test_there_are_six_examples() -> None:
-    assert len(EXAMPLES) == 6
-
-
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "data" / "samples", tmp_path / "data" / "samples")
     monkeypatch.chdir(tmp_path)

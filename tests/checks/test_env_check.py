@@ -56,14 +56,6 @@ def test_each_broken_task_is_named_with_the_claims_that_it_breaks(tmp_path: Path
     assert outcome.as_json()["failing_tasks"]["silence-will-do"] == [EMPTY]
 
 
-def test_a_dataset_without_tasks_for_a_check_skips_it(tmp_path: Path) -> None:
-    acting = [task for task in samples(count=12) if not task.truth.abstain][:1]
-    outcome = env_check(config(), data=dataset(tmp_path / "tasks.jsonl", acting))
-    assert outcome.passed
-    skipped = {check.name for check in outcome.checks if check.status is CheckStatus.SKIP}
-    assert ABSTAIN in skipped and GOLD not in skipped
-
-
 def test_the_number_of_tasks_can_be_limited() -> None:
     assert env_check(config("data.max_tasks=3")).n_tasks == 3
     assert env_check(config("data.max_tasks=2"), data=TRAIN).n_tasks == 2

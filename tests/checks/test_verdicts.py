@@ -45,10 +45,6 @@ def statuses(tasks: Sequence[Task] = (ACT, REST), **runs: Sequence[Trajectory]) 
     return [check.status for check, _ in check_environment(tasks, **{**GOOD, **runs})]
 
 
-def test_a_sound_environment_passes_every_check() -> None:
-    assert statuses() == [PASS] * 5
-
-
 def test_checks_without_a_task_of_their_kind_are_skipped() -> None:
     assert statuses([ACT]) == [PASS, PASS, PASS, SKIP, SKIP]
 

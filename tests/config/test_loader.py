@@ -30,10 +30,6 @@ def write(folder: Path, text: str, name: str = "a.yaml") -> Path:
     return path
 
 
-def test_configs_are_shipped() -> None:
-    assert {f"configs/{path.name}" for path in SHIPPED} >= {*DEFAULT_FILES, "configs/quickstart.yaml"}
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_shipped_config_loads_and_says_how_to_run_it(path: Path) -> None:
     loaded = load_train_config([path])
@@ -313,21 +309,10 @@ def test_an_advantage_that_is_not_that_of_ppo_is_an_error() -> None:
     assert message_of([], ["algorithm=dpo"]).endswith("algorithm is 'dpo', but it must be grpo, ppo or sft")
 
 
-@pytest.mark.parametrize("mode", ["lora", "qlora", "full"])
-def test_each_way_of_training_has_a_preset(mode: str) -> None:
-    assert load_train_config([*DEFAULT_FILES, f"configs/{mode}.yaml"]).config.finetune.mode == mode
-
-
 def test_a_network_of_random_weights_is_trained_whole() -> None:
     asked = ["algorithm=sft", "model.name=embedded"]
     assert "finetune.mode is lora, but model.name is embedded" in message_of([], asked)
     assert load_train_config([], [*asked, "finetune.mode=full"]).config.finetune.mode == "full"
-
-
-def test_the_ppo_preset_is_a_value_head_with_discounted_turns() -> None:
-    grpo = load_train_config([resource_path("configs/ppo.yaml")]).config.grpo
-    assert (grpo.advantage, grpo.gae_gamma, grpo.gae_lambda, grpo.value_loss_coef) == ("gae", 0.99, 0.95, 0.5)
-    assert load_train_config([], ["grpo.advantage=gae"]).config.grpo.gae_gamma == 0.99
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,7 @@ def _sft(tmp_path: Path, *settings: str) -> list[str]:
     return ["train", "--algo", "sft", "--config", "configs/warm_start.yaml", *pairs]
 
 
-def test_a_command_starts_no_threads_of_libraries_that_nobody_asked_for(tmp_path: Path) -> None:
-    seen = _threads(tmp_path, "--version")
-    assert (seen["code"], seen["native"], seen["torch"]) == (0, 0, 1)
-
-
-def test_training_the_embedded_model_starts_none_either(tmp_path: Path) -> None:
+def test_training_the_embedded_model_starts_no_threads_of_libraries(tmp_path: Path) -> None:
     assert _threads(tmp_path, *_sft(tmp_path)) == {"code": 0, "native": 0, "torch": 1, "inter": 1}
 
 

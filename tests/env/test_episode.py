@@ -160,31 +160,19 @@ def test_a_tool_that_a_later_user_turn_brings_is_offered_from_then_on() -> None:
     with_builtins(play)
 
 
-def test_a_tool_that_is_to_come_and_that_no_server_has_is_missed_before_anything_is_played() -> None:
+def test_a_tool_now_or_to_come_that_no_server_has_is_the_users_to_fix_before_anything_is_played() -> None:
+    to_come = {
+        "tools": [f"fmp.{QUOTE}"],
+        "user_turns": ["And now?"],
+        "tools_added": {"1": ["fmp.fmp_get_moon"]},
+    }
+
     async def play(pool: ToolPool) -> None:
-        with pytest.raises(UserError, match="no_such_tool"):
-            await begun(
-                pool,
-                tools=[f"fmp.{QUOTE}"],
-                user_turns=["And now?"],
-                tools_added={"1": ["fmp.no_such_tool"]},
-                abstain=True,
-            )
-
-    with_builtins(play)
-
-
-def test_episodes_do_not_see_what_others_wrote() -> None:
-    async def play(pool: ToolPool) -> None:
-        channel, _ = await any_channel(pool)
-        writer, reader = await begun(pool), await begun(pool)
-        await writer.step(call(SEND, channel=channel, message="only here"))
-        seen = await reader.step(call(HISTORY, channel_id=channel))
-        assert "only here" not in seen.observations[0]["content"]
-        assert (
-            "only here" in (await writer.step(call(HISTORY, channel_id=channel))).observations[0]["content"]
-        )
-        await asyncio.gather(writer.close(), reader.close())
+        for offered in ({"tools": ["fmp.fmp_get_moon"]}, to_come):
+            episode = Episode(make_task(abstain=True, **offered), pool, episode_id="t#0")
+            with pytest.raises(UserError, match=r"fmp\.fmp_get_moon"):
+                await episode.start()
+            await episode.close()
 
     with_builtins(play)
 
@@ -228,16 +216,6 @@ def test_a_tool_may_be_named_with_its_server() -> None:
         assert not any(result.is_error for result in out.tool_results)
         again = await episode.step(call(QUOTE, symbol=ticker))
         assert again.tool_calls[0].id == "c2"
-        await episode.close()
-
-    with_builtins(play)
-
-
-def test_an_offered_tool_that_no_server_has_is_the_users_to_fix() -> None:
-    async def play(pool: ToolPool) -> None:
-        episode = Episode(make_task(tools=["fmp.fmp_get_moon"]), pool, episode_id="t#0")
-        with pytest.raises(UserError, match=r"fmp\.fmp_get_moon"):
-            await episode.start()
         await episode.close()
 
     with_builtins(play)

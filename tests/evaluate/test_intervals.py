@@ -70,22 +70,6 @@ def test_bootstrap_interval_is_near_the_quantiles_of_all_possible_resamples() ->
     assert _interval(metric) == pytest.approx(tuple(np.quantile(every, (0.025, 0.975))), abs=0.02)
 
 
-def test_interval_follows_the_central_limit_for_many_tasks() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.normal(2.0, 1.0, size=(400, 1))
-    low, high = _interval(clustered_mean(values.tolist(), seed=1, rate=False))
-    expected = 2 * 1.96 * float(values.std()) / math.sqrt(400)
-    assert high - low == pytest.approx(expected, rel=0.08)
-
-
-def test_copies_of_an_attempt_do_not_narrow_the_interval() -> None:
-    once = [[float(i % 3 == 0)] for i in range(60)]
-    eight_times = [v * 8 for v in once]
-    narrow = _interval(clustered_mean(eight_times, seed=0))
-    alone = _interval(rate_interval(20, 60))
-    assert narrow[1] - narrow[0] == pytest.approx(alone[1] - alone[0], rel=0.1)
-
-
 @given(
     values=st.lists(st.lists(st.sampled_from([0.0, 1.0]), max_size=4), max_size=12),
     seed=st.integers(0, 2**31),

@@ -13,12 +13,6 @@ from mcpagent.evaluate.summary import EvalResult, pass_metrics, summarise
 from tests.evaluate.records import call, result, trajectory, turn
 
 
-def test_success_of_one_attempt_a_task_is_a_wilson_rate() -> None:
-    summary = summarise([trajectory(f"t{i}", success=float(i < 8)) for i in range(10)])
-    assert summary.metrics["task_success"] == rate_interval(8, 10)
-    assert (summary.n_tasks, summary.n_episodes, summary.unscored) == (10, 10, 0)
-
-
 def test_unscored_episodes_are_counted_apart() -> None:
     episodes = [
         trajectory("good", success=1.0),
@@ -158,14 +152,6 @@ def test_task_success_counts_what_dropped_out_as_failed() -> None:
     assert summary.by_complexity["complex"].task_success_scored.value is None
     # Of the two attempts at "half" one succeeded and one was lost.
     assert (summary.metrics["pass@2"].value, summary.metrics["pass^2"].value) == (1.0, 0.0)
-
-
-def test_losing_failed_episodes_does_not_raise_task_success() -> None:
-    # Half of the failures of 10 tasks with 4 successes drop out: 4 of 10, and 4 of the 7 that are scored.
-    outcomes = [1.0] * 4 + [0.0] * 3 + [None] * 3
-    metrics = summarise([trajectory(f"t{i}", success=o) for i, o in enumerate(outcomes)]).metrics
-    assert metrics["task_success"].value == pytest.approx(0.4)
-    assert metrics["task_success_scored"].value == pytest.approx(4 / 7)
 
 
 def test_a_result_of_before_task_success_counted_all_episodes_is_refused() -> None:

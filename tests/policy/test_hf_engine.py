@@ -156,16 +156,6 @@ def test_equal_prompts_are_computed_once_and_sample_as_if_alone() -> None:
     assert engine.prefilled_tokens == 20 + 4 + 7 + 8
 
 
-def test_different_prompts_share_what_they_have_in_common() -> None:
-    model, rng = tiny_model(), random.Random(1)
-    system = some_tokens(rng, 20)
-    engine = make_engine(model)
-    ends = finish(engine, [request(f"e{n}", system + some_tokens(rng, n), seed=n) for n in (5, 8, 6)])
-    for end in ends.values():
-        assert_naive(model, end)
-    assert engine.prefilled_tokens == 20 + 5 + 8 + 6
-
-
 def test_what_two_servers_and_their_groups_have_in_common_is_computed_once() -> None:
     model, rng = tiny_model(), random.Random(1)
     system, servers = some_tokens(rng, 10), [[1, *some_tokens(rng, 15)], [2, *some_tokens(rng, 12)]]
@@ -232,16 +222,6 @@ def test_the_same_requests_give_the_same_bits_whatever_was_sampled_before() -> N
     }
 
 
-def test_a_turn_does_not_depend_on_who_shares_its_batch() -> None:
-    model, rng = tiny_model(), random.Random(4)
-    asked = [request(f"e{i}", some_tokens(rng, 3 + 4 * i), seed=i) for i in range(6)]
-    together = finish(make_engine(model), asked)
-    for one in asked:
-        alone = finish(make_engine(model), [one])[one.episode_id]
-        assert together[one.episode_id].token_ids == alone.token_ids
-        assert together[one.episode_id].logprobs == pytest.approx(alone.logprobs, abs=1e-5)
-
-
 def test_the_cache_is_not_used_again_after_a_change_of_weights() -> None:
     model = tiny_model()
     engine = make_engine(model)
@@ -278,15 +258,6 @@ def test_weights_that_change_within_a_turn_sample_the_rest_of_it_and_each_token_
         scored = [float(logprobs[first + i, token]) for i, token in enumerate(end.token_ids)]
         assert end.logprobs[4:] == pytest.approx(scored[4:], abs=1e-5)
         assert end.logprobs[:4] != pytest.approx(scored[:4], abs=1e-3)
-
-
-def test_greedy_takes_the_likeliest_token_and_reports_its_logprob_at_temperature_one() -> None:
-    model = tiny_model()
-    end = finish(make_engine(model), [request("e", [3, 1, 4], temperature=0.0, max_new_tokens=1)])["e"]
-    with torch.no_grad():
-        logprobs = model(input_ids=torch.tensor([[3, 1, 4]])).logits[0, -1].log_softmax(-1)
-    assert end.token_ids == (int(logprobs.argmax()),)
-    assert end.logprobs[0] == pytest.approx(float(logprobs.max()), abs=1e-5)
 
 
 def test_each_row_of_a_batch_is_sampled_by_its_own_settings() -> None:

@@ -21,7 +21,7 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.policy import HFPolicy
 from mcpagent.policy.scripted import call_text
-from mcpagent.rollout.collector import AgentSettings, Attempt, attempts, collect
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.train.batch.samples import sample_from_trajectory
 from tests.env.world import READ_ONLY, make_task, scratch_pool
 
@@ -214,11 +214,6 @@ def test_the_limits_of_the_environment_end_an_episode(renderer: Renderer) -> Non
     speaker = Speaker(renderer, *[call_text("echo", {"text": str(i)}) for i in range(6)])
     (trajectory,) = play(speaker, renderer, limits=EpisodeLimits(max_turns=2))
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.MAX_TURNS, 2)
-
-
-def test_an_episode_is_named_after_its_group_and_attempt() -> None:
-    attempt = Attempt(task=TASK, attempt=3, group_id="g", seed=0)
-    assert attempt.episode_id == "g#3"
 
 
 def test_the_schemas_that_a_search_loads_enter_the_context_behind_it(renderer: Renderer) -> None:

@@ -99,31 +99,6 @@ def test_the_gradient_is_that_of_the_published_objective_however_the_batch_is_cu
         assert torch.allclose(gradient[name], value, rtol=1e-4, atol=1e-7), name
 
 
-def test_advantages_of_zero_give_exactly_no_gradient() -> None:
-    model = tiny_model()
-    settings = UpdateSettings(use_reference=False)
-    gradient, stats = gradient_of(model, some_samples(4), [0.0] * 4, settings)
-    assert all(not g.any() for g in gradient.values())
-    assert stats.grad_norm == 0.0
-
-
-def test_a_step_makes_good_samples_likelier_and_bad_ones_rarer() -> None:
-    model = tiny_model()
-    samples = on_policy(model, some_samples(2, prefix=3))
-    before = [float(full_logprobs(model, s).detach().sum()) for s in samples]
-    learner = make_learner(model, learning_rate=0.003)
-    update_policy(
-        learner,
-        given(samples, [1.0, -1.0]),
-        settings=UpdateSettings(use_reference=False),
-        first_optimizer_step=1,
-        seed=0,
-    )
-    after = [float(full_logprobs(model, s).detach().sum()) for s in samples]
-    assert after[0] > before[0]
-    assert after[1] < before[1]
-
-
 def test_on_policy_samples_have_ratio_one_no_clipping_and_no_drift() -> None:
     model = tiny_model()
     samples = on_policy(model, some_samples(4))

@@ -24,7 +24,7 @@ from mcpagent.evaluate.report.template import script_json
 from mcpagent.evaluate.summary import summarise
 from tests.evaluate.records import call, result, trajectory, turn
 from tests.evaluate.report.browser import chromium
-from tests.evaluate.run_folder import step_row, write_evaluation, write_run
+from tests.evaluate.run_folder import write_evaluation, write_run
 from tests.evaluate.test_breakdown import CASES, RIGHT, failed, task
 from tests.running import mcpagent
 
@@ -175,20 +175,6 @@ def test_an_evaluation_without_its_before_side_stands_alone(tmp_path: Path) -> N
     page = _Page(write_report(tmp_path).read_text())
     assert "90.0%" in page.text and "other_model" in page.text
     assert "Before training" not in page.text and "Trajectories" not in page.text
-
-
-def test_the_torn_last_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
-    rows = [json.dumps(step_row(i)) for i in range(1, 4)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n" + rows[0][:40])
-    assert [row["step"] for row in read_run(tmp_path).steps] == [1, 2, 3]
-
-
-def test_a_broken_line_in_the_middle_is_an_error_with_its_place(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnot json\n{"step": 3}\n')
-    with pytest.raises(UserError) as error:
-        write_report(tmp_path)
-    assert (error.value.where or "").endswith("metrics.jsonl:2")
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_line_without_a_step_is_named_by_its_file(tmp_path: Path) -> None:
