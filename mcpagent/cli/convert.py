@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,7 +69,7 @@ def convert(
     if remembered is not None:
         check_dataset_servers(remembered, overwrite=overwrite)
     with locked_file(out):
-        conversion = asyncio.run(_convert(spec, tools, console, execute=execute))
+        conversion = _converted(spec, tools, console, execute=execute)
         for note in conversion.notes:
             console.note(f"note: {note}")
         for fault in conversion.faults:
@@ -116,17 +115,18 @@ def _remembered(tools: ToolsConfig | None, out: Path, console: Console) -> Datas
     return DatasetServers.of(out.parent, tools)
 
 
-async def _convert(spec: Path, tools: ToolsConfig | None, console: Console, *, execute: bool) -> Conversion:
+def _converted(spec: Path, tools: ToolsConfig | None, console: Console, *, execute: bool) -> Conversion:
     from mcpagent.synth.dependent.convert import convert_spec, execute_plans
     from mcpagent.synth.tasks.run import CallCache
-    from mcpagent.tools.pool import ToolPool
-    from mcpagent.tools.setup import configured_servers
+    from mcpagent.tools.setup import open_tools
 
     if tools is None:
         return convert_spec(spec, catalog=None)
-    async with ToolPool(configured_servers(tools, on_note=console.note)) as pool:
-        conversion = convert_spec(spec, catalog=pool.tools)
-        return await execute_plans(conversion, CallCache(pool)) if execute else conversion
+    with open_tools(tools, on_note=console.note) as opened:
+        conversion = convert_spec(spec, catalog=opened.pool.tools)
+        if not execute:
+            return conversion
+        return opened.io.run(execute_plans(conversion, CallCache(opened.pool)))
 
 
 def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,9 +22,8 @@ from mcpagent.console import Block, Console, Facts, Table, counted
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
-    from mcpagent.core.tools import ToolSpec
+    from mcpagent.config.schema import ToolsConfig
     from mcpagent.synth.datasets.validate import ValidationReport
-    from mcpagent.tools.pool import ToolPool
 
 
 app = group_app("Validate a dataset, count, divide or thin it out, or show a task.")
@@ -70,9 +68,10 @@ def validate(
 
     Example: mcpagent data validate train.jsonl --execute --out good.jsonl
     """
-    from mcpagent.synth.datasets.validate import ValidationReport, keep_sound
+    from mcpagent.synth.datasets.validate import ValidationReport, keep_proven, keep_sound
     from mcpagent.synth.generate import carry_servers, write_servers
-    from mcpagent.synth.tasks.run import ToolShelf
+    from mcpagent.synth.tasks.run import CallCache, ToolShelf
+    from mcpagent.tools.setup import open_tools
 
     console = Console(is_json=as_json)
     remembered = None
@@ -82,12 +81,16 @@ def validate(
     if execute and not catalog:
         raise UserError("--execute needs the servers", remedy="leave out --no-catalog")
     report = ValidationReport()
-    pool = _pool(file, servers, settings, console) if catalog else None
+    tools = _tools(file, servers, settings, console) if catalog else None
     write_servers(remembered)
-    if execute and pool is not None:
-        asyncio.run(_prove(file, pool, out, report))
+    if tools is None:
+        keep_sound(file, None, report, out=out)
     else:
-        keep_sound(file, None if pool is None else ToolShelf(asyncio.run(_tools(pool))), report, out=out)
+        with open_tools(tools, on_note=console.note) as opened:
+            if execute:
+                opened.io.run(keep_proven(file, CallCache(opened.pool), report, out=out))
+            else:
+                keep_sound(file, ToolShelf(opened.pool.tools.values()), report, out=out)
     if out is not None and not report.valid:
         console.note(f"{out} is not written: no record is good")
     document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if report.valid and out else {})}
@@ -235,20 +238,18 @@ def show(
     console.print_blocks(task_record(task), render_task(task))
 
 
-def _pool(file: Path, servers: Path | None, settings: list[str] | None, console: Console) -> ToolPool:
-    """Return the servers of a file's tasks, not started: those named, else those that its folder remembers,
-    else the built-in ones."""
+def _tools(file: Path, servers: Path | None, settings: list[str] | None, console: Console) -> ToolsConfig:
+    """Return the servers of a file's tasks: those named, else those that its folder remembers, else the
+    built-in ones."""
     from mcpagent.config.dataset_servers import read_dataset_servers
     from mcpagent.servers.names import BUILTIN_NAMES
-    from mcpagent.tools.pool import ToolPool
-    from mcpagent.tools.setup import configured_servers
 
     tools = ConfigOptions(servers=servers, settings=settings).config(console, data=file).tools
     is_told = servers is not None or any(text.lstrip().startswith("tools.") for text in settings or ())
     if not is_told and read_dataset_servers(file) is None:
         # The full set of the built-in servers: it contains the limited one under the same names.
         tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
-    return ToolPool(configured_servers(tools, on_note=console.note), tools, on_note=console.note)
+    return tools
 
 
 @app.command()
@@ -284,14 +285,6 @@ def samples(
     )
 
 
-async def _prove(file: Path, servers: ToolPool, out: Path | None, report: ValidationReport) -> None:
-    from mcpagent.synth.datasets.validate import keep_proven
-    from mcpagent.synth.tasks.run import CallCache
-
-    async with servers as pool:
-        await keep_proven(file, CallCache(pool), report, out=out)
-
-
 def _print_report(document: dict[str, Any], report: ValidationReport, file: Path, console: Console) -> None:
     for finding in report.findings:
         console.note(f"{finding.where}: {finding.code}: {finding.message}")
@@ -306,8 +299,3 @@ def _print_report(document: dict[str, Any], report: ValidationReport, file: Path
 
 def _bar(count: int, top: int) -> str:
     return "█" * max(1, round(20 * count / top)) if count else ""
-
-
-async def _tools(servers: ToolPool) -> list[ToolSpec]:
-    async with servers as pool:
-        return list(pool.tools.values())
