@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -88,14 +87,6 @@ def _started(run: RunInfo) -> str:
 report_app = command_app()
 
 
-class ReportFormat(StrEnum):
-    """What a report is written as."""
-
-    HTML = "html"
-    JSON = "json"
-    INSPECT = "inspect"
-
-
 @report_app.command()
 def report(
     run: Annotated[
@@ -113,13 +104,13 @@ def report(
         ),
     ] = None,
     format_: Annotated[
-        ReportFormat,
+        Literal["html", "json", "inspect"],
         typer.Option(
             "--format",
             help="html: a self-contained page. json: every figure of the page. inspect: a folder with all "
             "episodes as logs for Inspect's viewer (inspect view).",
         ),
-    ] = ReportFormat.HTML,
+    ] = "html",
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -132,7 +123,7 @@ def report(
     from mcpagent.storage.packages import require
 
     console = Console(is_json=as_json)
-    if format_ is ReportFormat.INSPECT:
+    if format_ == "inspect":
         _write_inspect_logs(run, out, overwrite=overwrite, console=console)
         return
     out = out_file(f"report.{format_}")(out)
@@ -144,8 +135,8 @@ def report(
     from mcpagent.evaluate.report.verdicts import judge
 
     view, path = read_run(run), out or run / f"report.{format_}"
-    write_page(view, path, as_json=format_ is ReportFormat.JSON)
-    document: dict[str, object] = {"report": str(path), "format": format_.value}
+    write_page(view, path, as_json=format_ == "json")
+    document: dict[str, object] = {"report": str(path), "format": format_}
     if as_json:
         document["verdicts"] = [verdict.model_dump() for verdict in judge(view)]
     console.print_blocks(document, [str(path)])

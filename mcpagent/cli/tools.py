@@ -9,9 +9,8 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -334,13 +333,6 @@ def _text_of(argument: str) -> tuple[str, str]:
 serve_app = command_app()
 
 
-class Transport(StrEnum):
-    """How `mcpagent serve` speaks to its client."""
-
-    STDIO = "stdio"
-    HTTP = "http"
-
-
 @serve_app.command()
 def serve(
     name: Annotated[str, typer.Argument(help="polygon, fmp, tavily, slack or python.")],
@@ -363,7 +355,9 @@ def serve(
     sandbox: Annotated[
         SandboxKind, typer.Option(help="Where python runs code; auto takes the first that works here.")
     ] = SandboxKind.AUTO,
-    transport: Annotated[Transport, typer.Option(help="http is streamable HTTP at /mcp.")] = Transport.STDIO,
+    transport: Annotated[
+        Literal["stdio", "http"], typer.Option(help="http is streamable HTTP at /mcp.")
+    ] = "stdio",
     host: Annotated[str, typer.Option(help="Address for http.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port for http; 0 takes any free one.")] = 8000,
 ) -> None:
@@ -381,7 +375,7 @@ def serve(
         from mcpagent.servers.sandbox.choose import choose_sandbox
 
         Console().note(f"python: {choose_sandbox(sandbox)}")
-    if transport is Transport.STDIO:
+    if transport == "stdio":
         server.run()
     else:
         _serve_http(server, host=host, port=port)
