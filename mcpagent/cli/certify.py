@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,10 +86,10 @@ def certify(
         of = run_of(choose_checkpoint(run).path)
         out = (Path.cwd() if of is None else of.path) / "certificate"
     refuse_existing(out, overwrite=overwrite)
-    options = replace(options, default_temperature=0.0 if samples == 1 else 1.0)
+    temperature = 0.0 if samples == 1 else 1.0
     certificate = make(
         run,
-        options.config(console, policy=str(run), data=data),
+        options.config(console, policy=str(run), data=data, default_temperature=temperature),
         out=out,
         data=data,
         baseline=baseline,

@@ -46,8 +46,8 @@ def chat(
     from mcpagent.run.chat import open_conversation
 
     console = Console(is_json=as_json)
-    options = ConfigOptions(servers=servers, settings=settings, default_temperature=0.0)
-    config = options.config(console, policy=model, has_data=False)
+    options = ConfigOptions(servers=servers, settings=settings)
+    config = options.config(console, policy=model, has_data=False, default_temperature=0.0)
     is_asked = once is None and sys.stdin.isatty()
     allows = _allows(console, all_calls=yes, is_asked=is_asked)
     with open_conversation(config, model, allows=allows, note=console.note) as conversation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -146,12 +146,13 @@ def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> Non
         remedy = "add --overwrite, name another place, or go on with an interrupted one with --resume"
         refuse_existing(partial_file(out), *_files(out), overwrite=evaluation.overwrite, remedy=remedy)
     shard = shard_of(evaluation.shard)
-    options = replace(
-        options,
+    config = options.config(
+        console,
+        policy=name,
+        data=evaluation.data,
         temperature=evaluation.temperature,
         default_temperature=0.0 if evaluation.samples == 1 else 1.0,
     )
-    config = options.config(console, policy=name, data=evaluation.data)
     with locked_file(out) if out is not None else nullcontext():
         outcome = evaluate_model(
             config,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,7 +156,7 @@ def gen_data(
     values = read_seed_values(source.seed_value or ())
     with locked_folder(size.out):
         check_output(size.out, overwrite=size.overwrite)
-        config = replace(options, read_only=source.read_only).config(console, has_data=False)
+        config = options.config(console, has_data=False, read_only=source.read_only)
         seed, has_servers = config.seed, options.servers is not None
         tools = config.tools
         if not has_servers and not llm and (source.templates == "full" or source.explore):

@@ -9,11 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
-from typer.models import OptionInfo
 
 from mcpagent.console import Console
 from mcpagent.errors import UserError
@@ -45,15 +44,15 @@ def group_app(help: str) -> typer.Typer:
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Make a command that takes dataclasses of options (`options: ConfigOptions`) one for Typer: the fields
-    declared as `Annotated[..., typer.Option(...)]` become options at the place of the parameter. Other fields
-    keep their defaults."""
+    declared as `Annotated[..., typer.Option(...)]` become options at the place of the parameter."""
     parameters: list[inspect.Parameter] = []
     made: dict[str, tuple[Any, list[str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if dataclasses.is_dataclass(kind := parameter.annotation):
-            options = _options(kind)
-            made[parameter.name] = (kind, [option.name for option in options])
-            parameters += options
+        kind: Any = parameter.annotation
+        if dataclasses.is_dataclass(parameter.annotation):
+            options = inspect.signature(kind, eval_str=True).parameters
+            made[parameter.name] = (kind, list(options))
+            parameters += options.values()
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -66,17 +65,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     return run
-
-
-def _options(kind: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in dataclasses.fields(kind)
-        if any(isinstance(extra, OptionInfo) for extra in getattr(hints[field.name], "__metadata__", ()))
-    ]
 
 
 ConfigFiles = Annotated[
@@ -180,24 +168,29 @@ def refuse_existing(
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigOptions:
-    """The options as they were given; None if they were not. The plain fields are options of some commands
-    only. `default_temperature` None: what the configuration says."""
+    """The options as they were given; None if they were not."""
 
     servers: Servers = None
     seed: Seed = None
     files: ConfigFiles = None
     settings: Settings = None
-    read_only: str | None = None
-    temperature: float | None = None
-    default_temperature: float | None = None
 
     def config(
-        self, console: Console, *, policy: str | None = None, data: Path | None = None, has_data: bool = True
+        self,
+        console: Console,
+        *,
+        policy: str | None = None,
+        data: Path | None = None,
+        has_data: bool = True,
+        read_only: str | None = None,
+        temperature: float | None = None,
+        default_temperature: float | None = None,
     ) -> TrainConfig:
         """Return the checked configuration: the files (none: those of the run that `policy` is a checkpoint
         of, else the ones that ship with mcpagent), then what the folder of `data` (None: of the validation
-        set) remembers of its servers, unless the command `has_data` not, then `--set`, then the options.
-        Raises UserError."""
+        set) remembers of its servers, unless the command `has_data` not, then `--set`, then the options:
+        these, and `read_only` and `temperature` of the commands that have them. Without a
+        `default_temperature` it is what the files say. Raises UserError."""
         from mcpagent.run.episodes import load_for_dataset
         from mcpagent.run.policies import config_of_run
 
@@ -207,13 +200,13 @@ class ConfigOptions:
             console.note(f"settings: {run_config}")
             # What the run was trained with and on says nothing about what it is to be judged with and on.
             defaults = ["seed=0", "data.max_tasks=null", "model.tokenizer=null"]
-        if self.default_temperature is not None and not _sets_temperature(self.settings or ()):
-            defaults.append(f"rollout.temperature={self.default_temperature}")
+        if default_temperature is not None and not _sets_temperature(self.settings or ()):
+            defaults.append(f"rollout.temperature={default_temperature}")
         options = {
             "tools.servers": None if self.servers is None else str(self.servers),
-            "tools.read_only": None if self.read_only is None else self.read_only.split(","),
+            "tools.read_only": None if read_only is None else read_only.split(","),
             "seed": self.seed,
-            "rollout.temperature": self.temperature,
+            "rollout.temperature": temperature,
         }
         return load_for_dataset(
             files,

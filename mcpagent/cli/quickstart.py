@@ -103,7 +103,8 @@ def quickstart(
     console = Console(is_json=as_json)
     explored = None
     if servers is not None:
-        tools = ConfigOptions(servers=servers, read_only=read_only).config(console, has_data=False).tools
+        options = ConfigOptions(servers=servers)
+        tools = options.config(console, has_data=False, read_only=read_only).tools
         explored = ExploredServers(tools=tools, seed_values=read_seed_values(seed_value or ()))
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -278,9 +277,8 @@ def rollout(
 
     console = Console(is_json=as_json)
     refuse_existing(out, token_file(out), overwrite=overwrite)
-    options = replace(options, temperature=temperature)
     outcome = collect(
-        options.config(console, policy=policy, data=data),
+        options.config(console, policy=policy, data=data, temperature=temperature),
         policy=policy,
         out=out,
         data=data,

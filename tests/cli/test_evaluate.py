@@ -87,8 +87,9 @@ def test_eval_model_and_compare_are_readable(tiny_checkpoint: Path, tmp_path: Pa
 
 def temperature(*, samples: int = 1, given: float | None = None, settings: tuple[str, ...] = ()) -> float:
     default = 0.0 if samples == 1 else 1.0
-    chosen = ConfigOptions(settings=settings, temperature=given, default_temperature=default)
-    return chosen.config(Console()).rollout.temperature
+    options = ConfigOptions(settings=settings)
+    config = options.config(Console(), temperature=given, default_temperature=default)
+    return config.rollout.temperature
 
 
 def test_an_option_wins_over_a_setting_and_a_setting_over_the_default() -> None:
