@@ -21,6 +21,7 @@ from mcpagent.cli.results import comparison_blocks
 from mcpagent.console import Block, Console, Facts, counted
 from mcpagent.errors import UserError
 from mcpagent.evaluate.compare import Comparison
+from mcpagent.storage.packages import require
 
 if TYPE_CHECKING:
     from mcpagent.evaluate.certificate import Certificate
@@ -66,8 +67,6 @@ def certify(
 
     Example: mcpagent certify --check certificate --replay 8
     """
-    from mcpagent.storage.packages import require
-
     require("hf", use="certificates")
     console = Console(is_json=as_json)
     if (run is None) == (check is None) or (replay and check is None):

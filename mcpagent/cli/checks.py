@@ -19,12 +19,13 @@ from mcpagent.cli.options import (
     group_app,
     with_options,
 )
+from mcpagent.console import Block, Console, Facts, counted
 from mcpagent.errors import RunError, UserError
+from mcpagent.storage.packages import require
 
 if TYPE_CHECKING:
     from mcpagent.checks.environment import EnvCheckOutcome, ServerIsolation
     from mcpagent.checks.smoke import SmokeResult
-    from mcpagent.console import Block
     from mcpagent.core.records import CheckResult
 
 doctor_app = command_app()
@@ -60,7 +61,6 @@ def doctor(
     """
     try:
         from mcpagent.checks.doctor import doctor as check_all
-        from mcpagent.console import Console
         from mcpagent.core.records import CheckStatus
         from mcpagent.run.episodes import load_for_dataset
         from mcpagent.storage.datasets import dataset_file
@@ -131,7 +131,6 @@ def check(
     Example: mcpagent env check --data data/processed/train.jsonl
     """
     from mcpagent.checks.environment import env_check
-    from mcpagent.console import Console
 
     console = Console(is_json=as_json)
     config = options.config(console, data=data, has_data=data is not None)
@@ -170,7 +169,6 @@ def serve(
     """
     from mcpagent.bridges.host import open_host
     from mcpagent.bridges.serving import serve_until_interrupted
-    from mcpagent.console import Console
 
     console = Console()
     with open_host(data, config_files=files or (), overrides=settings or (), on_note=console.note) as opened:
@@ -180,8 +178,6 @@ def serve(
 
 
 def _verdicts(outcome: EnvCheckOutcome) -> Iterator[Block]:
-    from mcpagent.console import counted
-
     if outcome.source is not None:
         yield f"{counted(outcome.n_tasks, 'task')} from {outcome.source}"
     for result in outcome.checks:
@@ -234,10 +230,8 @@ def smoke(
 
     Example: mcpagent smoke --backend hf
     """
-    from mcpagent.console import Console
     from mcpagent.policy.contract import require_vllm
     from mcpagent.storage.checkpoints import find_model
-    from mcpagent.storage.packages import require
 
     if model is not None:
         find_model(model)
@@ -252,8 +246,6 @@ def smoke(
 
 
 def _proofs(result: SmokeResult) -> Iterator[Block]:
-    from mcpagent.console import Facts
-
     proofs = [
         (
             name,

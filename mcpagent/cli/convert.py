@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcpagent.cli.options import Json, Overwrite, command_app, out_file, refuse_existing
+from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.console import Block, Console, counted
 from mcpagent.errors import UserError
+from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.storage.datasets import write_jsonl
+from mcpagent.storage.locks import locked_file
 
 if TYPE_CHECKING:
-    from mcpagent.config.dataset_servers import DatasetServers
-    from mcpagent.config.schema import ToolsConfig
     from mcpagent.synth.datasets.describe import DatasetCounts
     from mcpagent.synth.dependent.convert import Conversion
 
@@ -55,8 +58,6 @@ def convert(
 
     Example: mcpagent convert dependent_spec.json --servers mcp.json --out data/processed/train.jsonl
     """
-    from mcpagent.storage.datasets import write_jsonl
-    from mcpagent.storage.locks import locked_file
     from mcpagent.synth.datasets.describe import DatasetCounts
     from mcpagent.synth.generate import check_dataset_servers, write_servers
 
@@ -94,8 +95,6 @@ def convert(
 
 
 def _tools(servers: str) -> ToolsConfig:
-    from mcpagent.config.schema import ToolsConfig
-    from mcpagent.servers.names import BUILTIN_NAMES
     from mcpagent.tools.setup import note_named
 
     if servers == _BUILTIN:
@@ -106,8 +105,6 @@ def _tools(servers: str) -> ToolsConfig:
 
 def _remembered(tools: ToolsConfig | None, out: Path, console: Console) -> DatasetServers | None:
     """Return what the folder of `out` is to remember; None if no servers are named."""
-    from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
-
     if tools is None:
         if (path := out.parent / FILE_NAME).is_file():
             console.note(f"{path} stays as it is: it will be used for these tasks too")

@@ -20,6 +20,8 @@ from mcpagent.cli.options import (
 from mcpagent.cli.results import stage_rows
 from mcpagent.console import Block, Console, Facts, Table, counted
 from mcpagent.errors import UserError
+from mcpagent.storage.datasets import read_tasks, task_record, write_jsonl
+from mcpagent.storage.packages import require
 
 if TYPE_CHECKING:
     from mcpagent.config.schema import ToolsConfig
@@ -105,7 +107,6 @@ def stats(file: _File, as_json: Json = False) -> None:
 
     Example: mcpagent data stats data/processed/train.jsonl --json
     """
-    from mcpagent.storage.datasets import read_tasks
     from mcpagent.synth.datasets.describe import count_tasks
 
     console = Console(is_json=as_json)
@@ -194,9 +195,6 @@ def dedupe(
 
     Example: mcpagent data dedupe tasks.jsonl --out distinct.jsonl
     """
-    from mcpagent.storage.datasets import write_jsonl
-    from mcpagent.storage.packages import require
-
     console = Console(is_json=as_json)
     require("data", use="data dedupe")
     from mcpagent.synth.datasets.split import DedupeReport, distinct_tasks
@@ -226,7 +224,6 @@ def show(
 
     Example: mcpagent data show train.jsonl --id quote-price-0123456789ab
     """
-    from mcpagent.storage.datasets import read_tasks, task_record
     from mcpagent.synth.datasets.describe import render_task
 
     console = Console(is_json=as_json)

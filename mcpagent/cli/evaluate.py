@@ -34,6 +34,9 @@ from mcpagent.cli.results import (
 )
 from mcpagent.console import Block, Console, Facts, counted
 from mcpagent.evaluate.compare import POINTS
+from mcpagent.storage.checkpoints import choose_checkpoint
+from mcpagent.storage.locks import locked_file
+from mcpagent.storage.trajectories import token_file
 
 if TYPE_CHECKING:
     from mcpagent.run.evaluate import EvalOutcome, RegradeOutcome
@@ -113,8 +116,6 @@ def checkpoint(
 
     Example: mcpagent eval checkpoint outputs/mine --data data/processed/heldout.jsonl --samples 4 --json
     """
-    from mcpagent.storage.checkpoints import choose_checkpoint
-
     choose_checkpoint(path)  # a hub id is refused here: it names a model
     _evaluate(str(path), options, evaluation)
 
@@ -139,7 +140,6 @@ def model(
 
 def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> None:
     from mcpagent.run.evaluate import evaluate_model, partial_file
-    from mcpagent.storage.locks import locked_file
 
     console, out = Console(is_json=evaluation.as_json), evaluation.out
     if out is not None and not evaluation.resume:
@@ -172,8 +172,6 @@ def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> Non
 
 def _files(out: Path) -> list[Path]:
     """Return the files of a result: itself, its episodes and their tokens."""
-    from mcpagent.storage.trajectories import token_file
-
     records = out.with_suffix(".jsonl.zst")
     return [out, records, token_file(records)]
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,13 +22,13 @@ from mcpagent.cli.options import (
     with_options,
 )
 from mcpagent.cli.results import dataset_blocks
+from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.console import Block, Console
+from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES
-
-if TYPE_CHECKING:
-    from mcpagent.config.schema import ToolsConfig
-    from mcpagent.core.tools import ToolSpec
+from mcpagent.storage.locks import locked_folder
 
 app = command_app()
 
@@ -141,8 +141,6 @@ def gen_data(
 
     Example: mcpagent gen-data --llm --n-samples 200 --set api.max_cost=5 --out data/llm
     """
-    from mcpagent.config.dataset_servers import DatasetServers
-    from mcpagent.storage.locks import locked_folder
     from mcpagent.synth.generate import (
         DatasetOutput,
         check_dataset_servers,
@@ -208,7 +206,6 @@ def _with_readers(tools: ToolsConfig, out: Path, console: Console, *, takes_gues
     """Return the settings with the tools that only read though they do not say so, if nothing names them:
     those that the folder remembers, else those whose names suggest it, which a person at a terminal is asked
     about once."""
-    from mcpagent.config.dataset_servers import read_dataset_servers
     from mcpagent.synth.explore.words import seems_to_read
     from mcpagent.tools.setup import open_tools
 

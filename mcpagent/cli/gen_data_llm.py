@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from mcpagent.cli.results import dataset_blocks
+from mcpagent.config.environment import environment, resource_path
+from mcpagent.config.schema import ApiConfig, TrainConfig
 from mcpagent.console import Block, Console
 from mcpagent.errors import UserError
+from mcpagent.llm.budget import ApiBudget
+from mcpagent.llm.client import endpoint_settings
+from mcpagent.llm.endpoint import EndpointSettings
+from mcpagent.run.api_models import budget_of
 
 if TYPE_CHECKING:
-    from mcpagent.config.schema import ApiConfig, TrainConfig
-    from mcpagent.llm.budget import ApiBudget
-    from mcpagent.llm.endpoint import EndpointSettings
     from mcpagent.synth.explore.rewrite import RewriteRun
     from mcpagent.synth.generate import DatasetOutput
     from mcpagent.synth.llm.prompts import TaskSettings
@@ -103,7 +106,6 @@ def run_llm(
 def _settings(
     options: LLMOptions, config: TrainConfig, *, distractors: int | None
 ) -> tuple[TaskSettings, AskSettings]:
-    from mcpagent.config.environment import environment, resource_path
     from mcpagent.synth.llm.prompts import TaskSettings, load_curriculum, load_prompts
     from mcpagent.synth.llm.sample import AskSettings
 
@@ -152,9 +154,6 @@ def rewriting(options: LLMOptions, config: TrainConfig, folder: Path, *, console
 
 
 def _endpoint(options: LLMOptions, api: ApiConfig) -> EndpointSettings:
-    from mcpagent.config.environment import environment
-    from mcpagent.llm.client import endpoint_settings
-
     env = environment()
     if api.base_url is None:
         api = api.model_copy(update={"base_url": env.get("OPENAI_BASE_URL") or None})
@@ -200,8 +199,6 @@ def _complexities(text: str) -> tuple[Any, ...]:
 
 
 def _budget(api: ApiConfig, model: str, console: Console) -> ApiBudget:
-    from mcpagent.run.api_models import budget_of
-
     budget = budget_of(model, api)
     price = budget.price
     if price is None:

@@ -23,6 +23,8 @@ from mcpagent.cli.options import (
     with_options,
 )
 from mcpagent.console import Block, Console, Facts, Table
+from mcpagent.errors import UserError
+from mcpagent.storage.packages import require
 
 if TYPE_CHECKING:
     from mcpagent.run.rollout import RolloutOutcome
@@ -119,8 +121,6 @@ def report(
 
     Example: mcpagent report outputs/quickstart --format inspect
     """
-    from mcpagent.storage.packages import require
-
     console = Console(is_json=as_json)
     if format_ == "inspect":
         _write_inspect_logs(run, out, overwrite=overwrite, console=console)
@@ -142,7 +142,6 @@ def report(
 
 
 def _write_inspect_logs(run: Path, out: Path | None, *, overwrite: bool, console: Console) -> None:
-    from mcpagent.errors import UserError
     from mcpagent.evaluate.report.inspect_log import sources, write_log
 
     if out is None and run.is_file():
@@ -177,9 +176,6 @@ def view(
 
     Example: mcpagent view outputs/quickstart
     """
-    from mcpagent.errors import UserError
-    from mcpagent.storage.packages import require
-
     if not run.is_dir():
         raise UserError(
             f"{run} is not a run folder",

@@ -23,6 +23,8 @@ from mcpagent.cli.options import (
     settings_of,
     with_options,
 )
+from mcpagent.console import Block, Console, Facts, counted
+from mcpagent.core.tools import FailureKind, ToolSpec, catalog_hash, model_names
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES, UpstreamKind
 from mcpagent.servers.sandbox.contract import SandboxKind
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from mcp.server import MCPServer
 
     from mcpagent.checks.servers import BenchOutcome, ListedServer
-    from mcpagent.console import Block, Console
-    from mcpagent.core.tools import ToolSpec
     from mcpagent.tools.servers_config import ServerConfig
 
 tools_app = group_app("List, call and measure the tools of MCP servers; log in at them.")
@@ -78,8 +78,6 @@ def list_tools(options: ServerOptions, as_json: Json = False) -> None:
     Example: mcpagent tools list --servers mcp.json
     """
     from mcpagent.checks.servers import list_servers
-    from mcpagent.console import Console, counted
-    from mcpagent.core.tools import catalog_hash, model_names
 
     console = Console(is_json=as_json)
     listed = list_servers(options.read(console), console=console)
@@ -121,8 +119,6 @@ def call_tool(
     Example: mcpagent tools call files.write_file @arguments.json --servers mcp.json --timeout 5
     """
     from mcpagent.checks.servers import call_tool
-    from mcpagent.console import Console
-    from mcpagent.core.tools import FailureKind
 
     console = Console(is_json=as_json)
     parsed = _read_arguments(arguments)
@@ -157,7 +153,6 @@ def log_in(
     Example: mcpagent tools login shop --servers mcp.json
     """
     from mcpagent.checks.servers import log_in_at
-    from mcpagent.console import Console
     from mcpagent.tools.transports.login import LoginPrompt
 
     console = Console(is_json=as_json)
@@ -182,7 +177,6 @@ def log_out(
     Example: mcpagent tools logout shop --servers mcp.json
     """
     from mcpagent.checks.servers import log_out_at
-    from mcpagent.console import Console
 
     console = Console()
     had_login = log_out_at(server, options.read(console))
@@ -222,7 +216,6 @@ def bench_tool(
     Example: mcpagent tools bench polygon.polygon_get_market_status --calls 2000 --concurrency 32
     """
     from mcpagent.checks.servers import bench_tool
-    from mcpagent.console import Console
 
     console = Console(is_json=as_json)
     outcome = bench_tool(
@@ -243,8 +236,6 @@ def bench_tool(
 
 
 def _print_server(server: ListedServer, renamed: Mapping[str, str], console: Console) -> None:
-    from mcpagent.console import counted
-
     if server.failure is not None:
         console.say(f"{server.name}: did not start ({server.start_s:.1f} s)\n")
         return
@@ -260,8 +251,6 @@ def _print_server(server: ListedServer, renamed: Mapping[str, str], console: Con
 
 
 def _measured(outcome: BenchOutcome) -> Iterator[Block]:
-    from mcpagent.console import Facts
-
     def shown(value: float | None, scale: float, unit: str) -> str:
         if value is None:
             return "none"
@@ -365,7 +354,6 @@ def serve(
 
     Example: mcpagent serve slack --limited
     """
-    from mcpagent.console import Console
     from mcpagent.servers.registry import build_server
 
     server = build_server(
@@ -384,8 +372,6 @@ def serve(
 def _serve_http(server: MCPServer[Any], *, host: str, port: int) -> None:
     """Serve until interrupted. The address is announced on stderr once clients may connect."""
     import uvicorn
-
-    from mcpagent.console import Console
 
     with _listen(host, port) as listener:
         shown_host = f"[{host}]" if ":" in host else host
