@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import textwrap
+import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,7 @@ def log_in(
     console = Console(is_json=as_json)
     prompt = LoginPrompt(
         show=lambda text: console.show(text, is_error=True),
-        visit=_open_browser if open_browser and _has_browser() else lambda _: None,
+        visit=webbrowser.open if open_browser and _has_browser() else lambda _: None,
     )
     outcome = log_in_at(server, options.read(console), prompt)
     until = "" if outcome["renewable"] else "; it cannot be renewed, so this has to be done again"
@@ -188,12 +189,6 @@ def _has_browser() -> bool:
     if "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-
-
-def _open_browser(address: str) -> None:
-    import webbrowser
-
-    webbrowser.open(address)
 
 
 @tools_app.command("bench")

@@ -47,7 +47,7 @@ class LoginPrompt:
     """How a login asks a person: `show` prints the address, `visit` may open a browser."""
 
     show: Callable[[str], None]
-    visit: Callable[[str], None] = lambda _: None
+    visit: Callable[[str], object] = lambda _: None
     timeout_s: float = 300.0
 
 
