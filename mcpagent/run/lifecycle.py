@@ -194,8 +194,8 @@ class RunInputs:
         if self.measured is None:
             return None
         return SelfEvaluation(
-            self.config,
-            self.measured,
+            config=self.config,
+            measured=self.measured,
             run=run,
             tools=self.tools,
             processes=self.processes,

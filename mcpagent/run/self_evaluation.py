@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import NamedTuple
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
@@ -68,36 +66,31 @@ def _affordable(config: TrainConfig, *, n_tasks: int) -> int:
     return max(_LEAST_TASKS, episodes // (_EPISODES_OF_ONE * config.training.eval_samples))
 
 
+@dataclass(frozen=True, kw_only=True)
 class SelfEvaluation:
     """Plays the measured tasks with the run's own sampler and stores the results in the run. Of several
     processes, each plays its share."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        measured: MeasuredTasks,
-        *,
-        run: RunFolder,
-        tools: Tools,
-        processes: Processes,
-        note: Callable[[str], None],
-    ) -> None:
-        self._config, self._measured, self._run = config, measured, run
-        self._tools, self._processes, self._note = tools, processes, note
+    config: TrainConfig
+    measured: MeasuredTasks
+    run: RunFolder
+    tools: Tools
+    processes: Processes
+    note: Callable[[str], None]
 
     @property
     def episodes_at_once(self) -> int:
         """How many of its episodes can run at the same time."""
-        return min(self._config.rollout.num_envs, len(self._tasks) * self._config.training.eval_samples)
+        return min(self.config.rollout.num_envs, len(self._tasks) * self.config.training.eval_samples)
 
     @cached_property
     def _tasks(self) -> Sequence[Task]:
         """The measured tasks that are played: a resumed run plays those that it began with."""
-        begun = self._processes.broadcast_from_rank0(lambda: self._stored(UNTRAINED))
-        count = self._measured.count
-        if begun is not None and begun.dataset == self._measured.tasks.sha256:
-            count = begun.tasks
-        return spread(self._measured.tasks, count)
+        begun = self.processes.broadcast_from_rank0(lambda: self._stored(UNTRAINED))
+        count = self.measured.count
+        if begun is not None and begun["dataset"]["sha256"] == self.measured.tasks.sha256:
+            count = begun["dataset"]["tasks"]
+        return spread(self.measured.tasks, count)
 
     def before(self, actor: LocalActor, *, step: int) -> None:
         """Measure the untrained model if the run is still at its beginning and has not been measured."""
@@ -111,7 +104,7 @@ class SelfEvaluation:
         if self._is_done(BEST, measured):
             return
         if measured != step:
-            learner.load_weights(self._run.checkpoint_dir(measured))
+            learner.load_weights(self.run.checkpoint_dir(measured))
             actor.sync()
         kind = "last" if best_step is None else "best"
         self._measure(actor, BEST, step=measured, what=f"the {kind} checkpoint, of step {measured},")
@@ -119,13 +112,13 @@ class SelfEvaluation:
     def _measure(self, actor: LocalActor, name: str, *, step: int, what: str) -> None:
         if self._is_done(name, step):
             return
-        file, split, samples = self._measured.tasks, self._measured.split, self._config.training.eval_samples
+        file, split, samples = self.measured.tasks, self.measured.split, self.config.training.eval_samples
         tasks = self._tasks
         of = f"{len(tasks)} of {len(file)}" if len(tasks) < len(file) else f"{len(tasks)}"
-        self._note(f"evaluating {what} on {of} {split} tasks")
+        self.note(f"evaluating {what} on {of} {split} tasks")
         # As `mcpagent eval`: greedy if each task is attempted once.
         temperature = 0.0 if samples == 1 else 1.0
-        rollout = self._config.rollout
+        rollout = self.config.rollout
         facts: JsonObject = {
             **provenance(),
             "step": step,
@@ -135,38 +128,25 @@ class SelfEvaluation:
             "temperature": temperature,
             "max_new_tokens": rollout.max_new_tokens,
             "max_turns": rollout.max_steps_per_episode,
-            "catalog_hash": self._tools.pool.catalog_hash,
+            "catalog_hash": self.tools.pool.catalog_hash,
         }
         episodes = actor.play(tasks, samples=samples, temperature=temperature)
         summary = summarise(episodes)
-        if self._processes.is_first:
-            write_trajectories(self._run.trajectories / f"eval_{name}", episodes)
-            _store(self._run, name, summary.with_provenance(facts, breakdown=break_down(tasks, episodes)))
-        self._note(f"{what.removesuffix(',')}: task success {_shown(summary)}")
+        if self.processes.is_first:
+            write_trajectories(self.run.trajectories / f"eval_{name}", episodes)
+            _store(self.run, name, summary.with_provenance(facts, breakdown=break_down(tasks, episodes)))
+        self.note(f"{what.removesuffix(',')}: task success {_shown(summary)}")
 
     def _is_done(self, name: str, step: int) -> bool:
         """Return whether this very evaluation is stored; the first process looks."""
-        return self._processes.broadcast_from_rank0(
-            lambda: (
-                (stored := self._stored(name)) is not None
-                and (stored.step, stored.dataset) == (step, self._measured.tasks.sha256)
-            )
-        )
+        stored = self.processes.broadcast_from_rank0(lambda: self._stored(name))
+        sha256 = self.measured.tasks.sha256
+        return stored is not None and (stored["step"], stored["dataset"]["sha256"]) == (step, sha256)
 
-    def _stored(self, name: str) -> _Stored | None:
-        path: Path = self._run.evaluations / f"{name}.json"
-        if not path.is_file():
-            return None
-        facts = json.loads(path.read_text(encoding="utf-8"))["provenance"]
-        return _Stored(facts["step"], facts["dataset"]["sha256"], facts["dataset"]["tasks"])
-
-
-class _Stored(NamedTuple):
-    """What an evaluation of the run says of itself."""
-
-    step: int
-    dataset: str  # its SHA-256
-    tasks: int
+    def _stored(self, name: str) -> JsonObject | None:
+        """Return what an evaluation of the run says of itself, if it is there."""
+        path = self.run.evaluations / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8"))["provenance"] if path.is_file() else None
 
 
 def store_validation(run: RunFolder, step: int, episodes: Sequence[Trajectory]) -> None:
