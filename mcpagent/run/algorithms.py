@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 from mcpagent.config.named_parts import is_built, load_named, model_builder
 from mcpagent.config.schema import SftConfig, TrainConfig
@@ -42,7 +43,7 @@ from mcpagent.train.run_state import (
     TaskOrder,
     TrainingTasks,
 )
-from mcpagent.train.sampler import RolloutEngine, build_canary, open_sampler, why_corrected
+from mcpagent.train.sampler import build_canary, open_sampler, why_corrected
 from mcpagent.train.settings import grpo_settings, is_deterministic, sft_settings
 from mcpagent.train.sft import (
     Augmentation,
@@ -128,17 +129,29 @@ def _open_actor(
     config: TrainConfig,
     loaded: Loaded,
     learner: Learner,
-    engine: RolloutEngine,
     *,
     records: ActorRecords,
     concurrency: int,
+    weights: Path | None = None,
     group_size: int = 1,
     version: int = 0,
 ) -> Iterator[LocalActor]:
-    """Open what plays episodes of `config` with the learner's weights in `engine`: at most `concurrency` at
-    once, `group_size` attempts at each task. `version` counts the updates that the weights have seen."""
+    """Open what plays episodes of `config` with the learner's weights: at most `concurrency` at once,
+    `group_size` attempts at each task. `weights` is where they are handed to servers as they change; None if
+    they do not while this is open. `version` counts the updates that they have seen."""
     tools, note = inputs.tools, inputs.watch.note
-    with open_agent(config, max_context=loaded.max_context, io=tools.io, on_note=note) as (agent, _):
+    with (
+        open_sampler(
+            loaded,
+            config,
+            model=learner.model,
+            slots=max(concurrency, CANARY_ROWS),
+            weights=weights,
+            learner=learner,
+            on_note=note,
+        ) as engine,
+        open_agent(config, max_context=loaded.max_context, io=tools.io, on_note=note) as (agent, _),
+    ):
         yield LocalActor(
             engine,
             canary=build_canary(
@@ -175,28 +188,17 @@ def _open_grpo_actor(
         on_part=watch.on_part,
         on_validation=partial(store_validation, run),
     )
-    with (
-        open_sampler(
-            loaded,
-            config,
-            model=learner.model,
-            slots=max(concurrency, CANARY_ROWS),
-            weights=run.path / "weights" / inputs.processes.folder_name,
-            learner=learner,
-            on_note=watch.note,
-        ) as sampler,
-        _open_actor(
-            inputs,
-            config,
-            loaded,
-            learner,
-            sampler,
-            records=records,
-            concurrency=concurrency,
-            group_size=config.rollout.group_size,
-            version=version,
-        ) as actor,
-    ):
+    with _open_actor(
+        inputs,
+        config,
+        loaded,
+        learner,
+        records=records,
+        concurrency=concurrency,
+        weights=run.path / "weights" / inputs.processes.folder_name,
+        group_size=config.rollout.group_size,
+        version=version,
+    ) as actor:
         actor.prove()  # before a step is spent on it
         yield actor
 
@@ -345,9 +347,6 @@ def _open_sft_actor(
     records = ActorRecords(processes=learner.processes, on_part=inputs.watch.on_part)
     was_training = learner.model.training
     learner.model.eval()
-    with (
-        open_sampler(loaded, config, model=learner.model, slots=max(asked, CANARY_ROWS)) as sampler,
-        _open_actor(inputs, config, loaded, learner, sampler, records=records, concurrency=asked) as actor,
-    ):
+    with _open_actor(inputs, config, loaded, learner, records=records, concurrency=asked) as actor:
         yield actor
     learner.model.train(was_training)
