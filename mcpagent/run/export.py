@@ -40,21 +40,21 @@ _SHOWN_STEP = ("reward_mean", "success_rate", "calls_mean", "tokens_mean", "kl",
 _VERSIONS = ("mcpagent", "torch", "transformers", "peft")
 
 
-def model_card(checkpoint: Path, run: RunFolder | None, *, base: str | None, is_adapter: bool) -> str:
-    """Return Markdown with the metadata block of the Hugging Face hub. Paths are cut to their last part,
-    since a card is published."""
+def model_card(checkpoint: Path, run: RunFolder | None, config: TrainConfig, *, is_adapter: bool) -> str:
+    """Return Markdown with the metadata block of the Hugging Face hub; `config` is that of the run. Paths are
+    cut to their last part, since a card is published."""
     head: JsonObject = {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["mcpagent", "tool-use", "mcp"],
     }
+    base = _base(checkpoint, None if run is None else config.model.name)
     if base is not None and not Path(base).is_dir():
         head["base_model"] = base
     kind = "LoRA adapters for" if is_adapter else "A model fine-tuned from"
     about = "The exported folder is in no training run, so nothing more is known."
     name = checkpoint.name
     if run is not None:
-        config = load_train_config(inherited=run.config_path).config
         name, about = f"{config.name}, step {step_of(checkpoint)}", _training(checkpoint, run, config)
     return f"""---
 {yaml.safe_dump(head, sort_keys=False)}---
@@ -166,29 +166,28 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
     run = run_of(checkpoint)
     weight_shapes(verified(checkpoint))
     has_adapters = (checkpoint / ADAPTER_FILE).is_file()
-    is_adapter = has_adapters and not merge
-    model, trusted = None, False
+    config = load_train_config(inherited=run.config_path if run else None, for_training=False).config
+    model = None
     if has_adapters and merge:
         require("hf", use="export --merge")
     if (has_adapters and merge) or ((checkpoint / PROBE_FILE).is_file() and not missing("hf")):
-        config = load_train_config(inherited=run.config_path if run else None, for_training=False).config
-        model, trusted = _proved(checkpoint, config, merge=merge), config.model.trust_remote_code
+        model = _proved(checkpoint, config, merge=merge)
     elif not has_adapters:
         _check_sizes(checkpoint)
     with locked_file(out), atomic_dir(out) as draft:
         if has_adapters and merge:
-            _save_merged(model, checkpoint, draft, trust_remote_code=trusted)
+            _save_merged(model, checkpoint, draft, trust_remote_code=config.model.trust_remote_code)
         else:
             copy_model(checkpoint, draft)
-        card = model_card(checkpoint, run, base=_base(checkpoint), is_adapter=is_adapter)
+        card = model_card(checkpoint, run, config, is_adapter=has_adapters and not merge)
         (draft / "README.md").write_text(SECRETS.text(card), encoding="utf-8")
     return Exported(
         out=out,
         checkpoint=checkpoint,
         why=resolved.why,
-        kind="adapter" if is_adapter else "model",
+        kind="adapter" if has_adapters and not merge else "model",
         weights_sha256=weights_sha256(out),
-        data="FILE" if run is None else next_data(load_train_config(inherited=run.config_path).config),
+        data="FILE" if run is None else next_data(config),
     )
 
 
@@ -230,11 +229,11 @@ def _save_merged(model: Any, checkpoint: Path, draft: Path, *, trust_remote_code
         shutil.copyfile(checkpoint / PROBE_FILE, draft / PROBE_FILE)
 
 
-def _base(checkpoint: Path) -> str | None:
-    """Return the model that a checkpoint was trained from, as far as it is known."""
-    lineage, run = read_lineage(checkpoint), run_of(checkpoint)
+def _base(checkpoint: Path, configured: str | None) -> str | None:
+    """Return the model that a checkpoint was trained from, as far as it is known: recorded, else
+    `configured`."""
+    lineage = read_lineage(checkpoint)
     if lineage is not None and lineage.merged:
         return str(lineage.merged[0]["path"])
-    if (base := base_of(checkpoint)) is not None:
-        return base.place
-    return load_train_config(inherited=run.config_path).config.model.name if run else None
+    base = base_of(checkpoint)
+    return configured if base is None else base.place
