@@ -27,7 +27,6 @@ from mcpagent.config.source import write_tree
 from mcpagent.console import Block, Console, Facts, Table
 from mcpagent.engines import Engine, choose
 from mcpagent.errors import UserError
-from mcpagent.run.inputs import check_inputs
 from mcpagent.storage.packages import require
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.runs import last_run, planned_folder
@@ -142,6 +141,8 @@ def train(
 
     Example: mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set seed=1
     """
+    from mcpagent.run.inputs import check_inputs
+
     if gpu_memory is not None and not dry_run:
         raise UserError(
             "--gpu-memory is for a plan: a run trains on the devices of this machine",

@@ -6,31 +6,22 @@ from pathlib import Path
 
 from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
-from mcpagent.errors import UserError
 from mcpagent.models.weights import holds_weights, weight_files
-from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.run.episodes import evaluated_file
 from mcpagent.storage.checkpoints import find_model
 from mcpagent.storage.datasets import find_dataset, read_tasks
 from mcpagent.storage.locks import holder
 from mcpagent.storage.run_folder import RunFolder, has_not_begun, not_empty
-from mcpagent.tools.servers_config import load_servers
+from mcpagent.tools.setup import configured_servers
 
 
 def check_inputs(config: TrainConfig, *, resume: bool = False, dry_run: bool = False) -> None:
     """Look at the files that `config` names: datasets (their first task), servers, the model's folder, the
     run folder. The run looks closer at each. Raises UserError."""
     next(read_tasks(find_dataset(config.data.train, split="train")))
-    if config.algorithm == "grpo" and config.training.eval_every:
-        validation = find_dataset(config.data.validation, split="validation", beside=config.data.train)
+    if (validation := evaluated_file(config)) is not None:
         next(read_tasks(validation))
-    if config.tools.servers is not None:
-        load_servers(Path(config.tools.servers))
-    elif unknown := [name for name in config.tools.builtin if name not in BUILTIN_NAMES]:
-        raise UserError(
-            f"there is no built-in server {unknown[0]!r}",
-            where="tools.builtin",
-            remedy=f"there are: {', '.join(BUILTIN_NAMES)}; your own are named with --servers",
-        )
+    configured_servers(config.tools)
     if not is_built(config.model.name):
         checkpoint = find_model(config.model.name)
         if checkpoint is not None and (holds_weights(checkpoint.path) or not dry_run):
