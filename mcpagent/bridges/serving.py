@@ -35,7 +35,7 @@ def serve(
             where="--host",
             remedy="set MCPAGENT_SERVE_TOKEN to a secret that clients send as a bearer token",
         )
-    with _bound(address, port) as sock:
+    with listening(address, port) as sock:
         config = uvicorn.Config(server.app, log_level="warning", access_log=False, timeout_keep_alive=60)
         running = uvicorn.Server(config)
         ended = host.tools.io.submit(running.serve(sockets=[sock]))
@@ -81,10 +81,14 @@ def _is_loopback(address: str) -> bool:
     return address == "localhost"
 
 
-def _bound(address: str, port: int) -> socket.socket:
+def listening(address: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises UserError if there can be none."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, port), backlog=2048)
+        return socket.create_server((address, port), family=family, backlog=2048)
     except OSError as error:
         raise UserError(
-            f"cannot listen on {address}:{port}: {error.strerror}", where="--port", remedy="name another port"
-        ) from None
+            f"cannot listen on {address}:{port} ({error.strerror or error})",
+            where="--host/--port",
+            remedy="use --port 0 for any free port, and an address of this machine as --host",
+        ) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import textwrap
 import webbrowser
@@ -368,20 +367,10 @@ def _serve_http(server: MCPServer[Any], *, host: str, port: int) -> None:
     """Serve until interrupted. The address is announced on stderr once clients may connect."""
     import uvicorn
 
-    with _listen(host, port) as listener:
+    from mcpagent.bridges.serving import listening
+
+    with listening(host, port) as listener:
         shown_host = f"[{host}]" if ":" in host else host
         Console().note(f"{server.name} at http://{shown_host}:{listener.getsockname()[1]}/mcp")
         config = uvicorn.Config(server.streamable_http_app(host=host), log_level="warning")
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises `UserError` if there can be none."""
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise UserError(
-            f"cannot listen on {host}:{port} ({error.strerror or error})",
-            where="--host/--port",
-            remedy="use --port 0 for any free port, and an address of this machine as --host",
-        ) from error
