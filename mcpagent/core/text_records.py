@@ -33,6 +33,7 @@ _RULE = re.compile(r"\s*([-=_*~])\1{2,}\s*")
 _TABLE_RULE = re.compile(r"\s*[|+]?(\s*:?[-=]{2,}:?\s*[|+])*\s*:?[-=]{2,}:?\s*[|+]?\s*")
 _PAIR = re.compile(r"[\s*•+-]*([A-Za-z][^:\n]{0,39}?)[*_`]*:[*_`]*\s+(\S.*)")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
+_GAP = re.compile(r" {2,}")
 _CODE = re.compile(r"(?=\S*\d)[\w./#-]+|[A-Z]{2,6}")
 _YEAR = re.compile(r"1\d{3}|20\d\d")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -151,8 +152,8 @@ def _cells(line: str) -> list[str]:
 
 
 def _rows(lines: Sequence[str]) -> list[_Record] | None:
-    """Rows of the same number of cells under a line of names."""
-    lines = [line for line in lines if line.strip()]
+    """Rows of the same number of cells under a line of names; two spaces or more part them too."""
+    lines = [_GAP.sub("\t", line.strip()) for line in lines if line.strip()]
     for delimiter in _DELIMITERS:
         if len(lines) < 3 or delimiter not in lines[0] or any(delimiter not in line for line in lines):
             continue

@@ -20,6 +20,7 @@ LISTS = {
     "CSV": 'id,name\nws-1,"North Bay"\nws-2,Old Mill\n',
     "rows with semicolons": "id; name\nws-1; North Bay\nws-2; Old Mill",
     "rows with tabs": "id\tname\nws-1\tNorth Bay\nws-2\tOld Mill",
+    "columns with spaces": "ID     NAME\nws-1   North Bay\nws-2   Old Mill",
     "items, the code first": "- ws-1: North Bay\n- ws-2: Old Mill",
     "items, the code last": "Found 2 stations:\n\n* North Bay (ws-1)\n* Old Mill (ws-2)\n\nPage 1 of 4",
     "items that are all the first": "1. ws-1: North Bay\n1. ws-2: Old Mill",
