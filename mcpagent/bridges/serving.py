@@ -66,7 +66,7 @@ def serve_until_interrupted(
         note(f"{server.left_out} tasks are not served: a user speaks again in them")
     try:
         with serve(server, host, address=address, port=port) as bound:
-            say(f"http://{address}:{bound}")
+            say(url_of(address, bound))
             threading.Event().wait()
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt("episodes are no longer served") from interrupt
@@ -79,6 +79,11 @@ def _is_loopback(address: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(address).is_loopback
     return address == "localhost"
+
+
+def url_of(address: str, port: int) -> str:
+    """Return the URL of a server that listens there; an IPv6 address stands in brackets (RFC 3986)."""
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def listening(address: str, port: int) -> socket.socket:

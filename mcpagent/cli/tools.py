@@ -367,10 +367,9 @@ def _serve_http(server: MCPServer[Any], *, host: str, port: int) -> None:
     """Serve until interrupted. The address is announced on stderr once clients may connect."""
     import uvicorn
 
-    from mcpagent.bridges.serving import listening
+    from mcpagent.bridges.serving import listening, url_of
 
     with listening(host, port) as listener:
-        shown_host = f"[{host}]" if ":" in host else host
-        Console().note(f"{server.name} at http://{shown_host}:{listener.getsockname()[1]}/mcp")
+        Console().note(f"{server.name} at {url_of(host, listener.getsockname()[1])}/mcp")
         config = uvicorn.Config(server.streamable_http_app(host=host), log_level="warning")
         uvicorn.Server(config).run(sockets=[listener])

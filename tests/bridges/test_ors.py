@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -19,7 +20,7 @@ import psutil
 import pytest
 
 from mcpagent.bridges.ors import ServeLimits
-from mcpagent.bridges.serving import serve
+from mcpagent.bridges.serving import listening, serve, url_of
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.policy.scripted import ScriptedPolicy
@@ -275,3 +276,16 @@ def test_an_address_of_other_machines_needs_a_token(running: Served) -> None:
         serve(running.server, running.host, address="0.0.0.0", port=0),
     ):
         pass
+
+
+def test_an_ipv6_address_is_listened_on_and_stands_in_brackets() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with listening("::1", 0) as sock:
+        port = sock.getsockname()[1]
+        assert httpx.URL(url_of("::1", port)).port == port
+        with closing(socket.create_connection(("::1", port))):
+            pass
+        with pytest.raises(UserError, match=str(port)):
+            listening("::1", port)
+    assert url_of("127.0.0.1", 80) == "http://127.0.0.1:80"
