@@ -128,7 +128,7 @@ def _without_advice(text: str) -> str:
 
 
 def _singular(word: str) -> str:
-    return word[:-1] if len(word) > 3 and word.endswith("s") else word
+    return word[:-1] if word.endswith("s") and (len(word) > 3 or word[-2:-1].isdigit()) else word
 
 
 def _refuses(sentence: str) -> bool:

@@ -24,7 +24,7 @@ from mcpagent.core.values import is_json_array, is_json_object
 from mcpagent.reward.reading import canonical, says
 from mcpagent.reward.record import RecordedCall
 
-_FIELD = re.compile(r"[^:|,;]{1,40}[:=]\s*\S")
+_FIELD = re.compile(r"[^:|,;<>]{1,40}[:=]\s*\S")
 
 
 @dataclass(frozen=True)

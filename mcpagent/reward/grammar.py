@@ -256,7 +256,11 @@ def is_bare(
             and bool((not numbers and rest[amount.start - 1 : amount.start] != BLANK) or before & labels)
         )
         is_beside |= bool(before & {"the", "all", "these"}) and amount.number in range(2, 10)
-        if is_count or is_repeated or is_beside or any(is_conversion(amount, other) for other in stated):
+        # 0.12 is no 12%, if it is asked for in per cent.
+        is_converted = not ("%" in said and amount.unit == "%") and any(
+            is_conversion(amount, other) for other in stated
+        )
+        if is_count or is_repeated or is_beside or is_converted:
             rest = blanked(rest, [amount.span], " ")
     return _says_nothing_else(rest, targets, said, is_quoted, context, kind)
 

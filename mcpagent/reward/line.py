@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from os.path import commonprefix
 from typing import Any
 
 from mcpagent.core.placeholders import format_value
@@ -34,6 +35,7 @@ from mcpagent.reward.reading import (
     pattern,
     spans_of,
     units_of,
+    whole_moment,
     words,
 )
 from mcpagent.reward.rivals import is_denied_apart, stands
@@ -54,9 +56,11 @@ from mcpagent.reward.spans import (
 
 MAX_LINE_WORDS = 40  # and what the value takes
 _OUT_OF = re.compile(r"(?<=\d) (?:out )?of (?:the )?\d+\b(?![-.,/:]\d)|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])")
+_OF_TOTAL = re.compile(r"(\d ?([A-Za-z]{1,5}|%)) (?:out )?of (?:the |a total (?:of )?)?\d[\d.]* ?\2(?!\w)")
 _ENUMERATOR = re.compile(
     r"(?:^|(?<=[\s,;(\"]))\(?(\d{1,2})[.)]\s+(?=[^\d\s])|^\s*(\d)[.)] +(?=\d)", re.MULTILINE
 )
+_DOTTED_TIME = re.compile(r"(?<![\d.])([01]?\d|2[0-3])\.([0-5]\d)(?![\d.]*\d)")  # 9.20, which is asked for
 _TERM = r"[\s()€$£]*\d[\d.,]*\s?[^\W\d_]{0,9}[\s()€$£%]*"
 _SUM = re.compile(rf"^(?:{_TERM}[-+*/×÷])+{_TERM}=\s*(?=\S)|\((?:{_TERM}[-+*/×÷])+{_TERM}\)")
 _TABLE_HEAD = re.compile(r"^[^\n]*\|[^\n]*\n[ |:-]*-[ |:-]*\n", re.MULTILINE)
@@ -109,7 +113,9 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     if check.type == "pairs":
         text = _OUT_OF.sub("", text)
     if check.type == "number":
-        text = _OUT_OF.sub("", _SUM.sub("", _SYMBOL.sub("", text)))
+        text = _OUT_OF.sub("", _OF_TOTAL.sub(r"\1", _SUM.sub("", _SYMBOL.sub("", text))))
+    if check.type == "date" and (moment := whole_moment(format_value(check.value))):
+        text = text if "day" in moment.said else _DOTTED_TIME.sub(r"\1:\2", text)
     unit = check.unit if check.type == "number" else check.value if check.type in ("name", "pairs") else ""
     is_time = bool(_UNIT_OF_TIME & units_of(str(unit or "")))
     if is_time or re.search(r"\d:\d\d", str(unit or "")):
@@ -177,9 +183,13 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             if spans is None or not stands(text, spans, items, context, kind="items"):
                 return False
             rest = without_annotations(text, spans, items, context, is_list=True)
-            if check.type == "set" and _RANGE.search(rest):
+            if check.type == "set" and _RANGE.search(rest) and not all(map(_is_time, items)):
                 return False
-            return check.type == "must_include" or not (context.on_line and _other_parts(rest))
+            if check.type == "must_include":
+                return True
+            if _siblings(blanked(text, spans), items):
+                return False
+            return not (context.on_line and _other_parts(rest))
         case _:
             if "whose" in words(context.said):
                 text = _OF.sub(" ", text)
@@ -192,13 +202,18 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             return bool(spans) and stands(text, spans, [value], context)
 
 
+def _is_time(item: Any) -> bool:
+    moment = whole_moment(format_value(item))
+    return moment is not None and "hour" in moment.said  # from 9:30 to 11:00 none is between
+
+
 def _says_none(text: str, context: AnswerContext) -> bool:
     """Whether a text says that there is none: each clause that tells something of it denies it."""
     labels = {stem(word) for result in context.results for word in words(result.content.replace("_", " "))}
     heard = labels | stems(context.said)
     shown = {word for result in context.results for word in words(result.content)}
     is_denied = False
-    for clause in re.split(r"[,;:.\n](?!\d)|\b(?:but|and)\b", text):
+    for clause in re.split(r"[,;:\n](?!\d)|\.(?=\s|$)|\b(?:but|and)\b", text):
         told = [w for w in words(clause) if w not in SAFE and stem(w) not in heard]
         if denied := _NONE_WORDS.search(clause):
             is_denied, told = True, [w for w in told if w not in words(denied[0])]
@@ -206,6 +221,7 @@ def _says_none(text: str, context: AnswerContext) -> bool:
             continue
         elif is_denied and not context.on_line:  # words are no items, names and what was shown are
             told = [w for w in _ITEM.findall(clause.strip()) if not w.isdigit() or w in shown]
+            told = [w for w in told if stem(w.casefold()) not in heard]
             if not told and not HEDGE.search(NEGATED.sub(" ", clause)):
                 continue
         if len(told) > (
@@ -229,6 +245,17 @@ def _other_parts(rest: str) -> list[str]:
     """The parts of an enumeration with marks for its items that are none of the items but say something."""
     rest = BRACKETS.sub(lambda m: m[0] if BLANK in m[0] else " ", rest)[rest.find(BLANK) :]
     return [part for part in _SEPARATOR.split(rest) if BLANK not in part and set(words(part)) - SAFE]
+
+
+def _siblings(rest: str, items: Sequence[Any]) -> list[str]:
+    """The parts of an enumeration that end in what all its items begin with and another ending: "HR 7 A"
+    next to "HR 7 B" and "HR 7 C", 2.9 next to 2.7 and 2.8."""
+    shared = commonprefix([format_value(item) for item in items])  # noqa: RUF071 - letter by letter
+    begin = re.sub(r"[^\W\d_]+$", "", shared)
+    sibling = re.compile(rf"(?:^|\s){re.escape(begin)}[\w.-]+\W*$", re.IGNORECASE)
+    rest = BRACKETS.sub(" ", rest)
+    parts = _SEPARATOR.split(rest[: rest.rfind(BLANK)]) if begin else []
+    return [part for part in parts if BLANK not in part and sibling.search(part) and not HEDGE.search(part)]
 
 
 def polarity(text: str, said: str = "") -> bool | None:
@@ -323,7 +350,27 @@ def pair_spans(
         rest = blanked(rest, of_value, "|")
     marks.sort(key=lambda mark: mark[:2])
     is_told = _belong_together(marks, list(pairs)) or _are_in_turn(marks, list(pairs), text)
+    if not is_told and (with_last := _with_unsaid(marks, list(pairs), text)):
+        is_told = _are_in_turn(with_last, list(pairs), text)
     return [mark[:2] for mark in marks] if is_told else None
+
+
+def _with_unsaid(marks: list[Mark], things: list[str], text: str) -> list[Mark]:
+    """The marks with the one thing that is not said, at the one clause that has a value alone: "It listens on
+    80; its admin port is 81". Empty if there is no such clause, or another one has no pair."""
+    said = {mark[3][0] for mark in marks if mark[2] == "thing"}
+    unsaid = [thing for thing in things if thing not in said]
+    clauses: list[list[Mark]] = []
+    for mark in marks:
+        if clauses and not _CLAUSE.search(text[clauses[-1][-1][1] : mark[0]]):
+            clauses[-1].append(mark)
+        else:
+            clauses.append([mark])
+    alone = [clause[0] for clause in clauses if [mark[2] for mark in clause] == ["value"]]
+    if (len(unsaid), len(alone)) != (1, 1) or any(len(c) != 2 for c in clauses if c[0] not in alone):
+        return []
+    start = alone[0][0]
+    return sorted([*marks, (start, start, "thing", unsaid)], key=lambda mark: mark[:2])
 
 
 def _are_in_turn(marks: list[Mark], things: list[str], text: str) -> bool:

@@ -79,7 +79,10 @@ _DOTTED = re.compile(r"\b[A-Za-z]\.(?: ?[A-Za-z]\.){1,2}")
 UNSAID, LEGAL = frozenset(WORDS["titles"].split()), frozenset(WORDS["legal_forms"].split())
 _AND = re.compile(r"\b(?:as well as|along with|together with|in addition to)\b", re.IGNORECASE)
 _COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?(?:°|degrees?)\s?([NSEW]|north|south|east|west)\b")
-_NUMERO = re.compile(r"\bno\.? ?(?=#?\d)|\bno\. ?(?=[A-Z]+-\d)|(?<!\w)#(?=\d)", re.IGNORECASE)
+_NUMERO = re.compile(
+    r"\bno\.? ?(?=#?\d)|\bno\. ?(?=[A-Z]+-\d)|(?<=[a-z] )no(?: is|:) (?=[A-Z]*[-/ ]?\d)|(?<!\w)#(?=\d)",
+    re.IGNORECASE,
+)
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
 _MINUS_OUTSIDE = re.compile(r"(?<![\w-])-([A-Z]{3} ?|[₹¥] ?)(?=\d)")
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:[ ']\d{3})+(?!\d)")
@@ -122,6 +125,10 @@ def canonical(text: str) -> str:
     text = _SCALED.sub(_scaled, _AND_A_HALF.sub(_with_half, text))
     text = _COINS.sub(r"\1.\3 \2", text)
     text = _PART_OF_DAY.sub(_on_the_clock, _CLOCK.sub(_clock, text))
+    if _DAYS_OF_MONTH.search(text):  # 24 and 25 April
+        text = _DAYS_OF_MONTH.sub(
+            lambda m: re.sub(r"(?<=\w)(?=,| and\b| or\b| &)", f" {m[2]}", m[1]) + m[2], text
+        )
     text = _NUMERO.sub("number ", text)
     text = _MINUS_OUTSIDE.sub(r"\1-", text)
     text = _MINUS.sub("-", text)
@@ -419,6 +426,10 @@ _MONTHS = [tuple(names.split()) for names in WORDS["months"]]
 _PARSER = date_parser.parser(type("_Names", (date_parser.parserinfo,), {"MONTHS": _MONTHS})())
 _MONTH = rf"(?:{'|'.join(name for names in _MONTHS for name in names)})\b\.?"
 _DAY = r"\d{1,2}(?:st|nd|rd|th|er)?"
+_DAYS_OF_MONTH = re.compile(
+    rf"(?<![,&\d] )(?<!and )(?<!or )\b({_DAY}(?:(?:,| and| or| &|, and) {_DAY})+ (?:of )?)({_MONTH})",
+    re.IGNORECASE,
+)
 _DATE = (
     r"\d{4}-\d{1,2}-\d{1,2}|\d{4}/\d{1,2}/\d{1,2}|\d{1,2}/\d{1,2}/\d{4}|\d{1,2}-\d{1,2}-\d{4}|\d{1,2}\.\s?\d{1,2}\.\s?\d{4}"
     rf"|\b{_DAY}\.?[\s-]+(?:(?:of|de)\s+)?{_MONTH}(?:,?[\s-]+(?:(?:of|de)\s+)?\d{{4}}\b|[\s-]'?\d\d\b(?![:.]\d))?"
@@ -584,13 +595,14 @@ def _same_moment(left: datetime, right: datetime, given: Moment, value: Moment, 
 
 # Names -----------------------------------------------------------------------------------------------------
 
-_TOKEN = re.compile(r"[^\W_]+(?:\+\+|#)?")
+_TOKEN = re.compile(r"[^\W_]+(?:\+{1,2}(?!\w)|#)?")
 _LETTERS = str.maketrans({"ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "å": "aa", "ø": "oe"})
 _WEEKDAY_NAME = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs?|ur)?(?:days?)?")
 _VERSION = re.compile(r"v\d+")
 _TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.(?:\s+|(?=[A-Z])))+(?=[^\W\d_])")  # no part of a host's name
 _HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27, Carouge
+_LEADING_MARKS = re.compile(r"[^\w\s]+(?=\w)")
 _BETWEEN_WORDS = frozenset(("and", "on", "in", "at", "of", "the", "with", "number"))
 
 
@@ -628,6 +640,8 @@ def name_spans(value: str, text: str) -> list[Span]:
         apart = r"[/;&|\n\0]|\band\b" if is_rotated else r"\0"
         runs = [run for tokens in read for run in _runs(form, tokens)]
         spans += [(a, b) for a, b in runs if not re.search(apart, text[a:b])]
+    if lead := _LEADING_MARKS.match(value):  # ">=0.9", "/etc"
+        spans = [(a - len(lead[0]) * text[:a].endswith(lead[0]), b) for a, b in spans]
     return _outermost(spans)
 
 
@@ -703,10 +717,13 @@ def _runs(joined: str, tokens: tuple[tuple[str, int, int], ...]) -> Iterator[Spa
     for first, (word, start, _) in enumerate(tokens):
         if not joined.startswith(american(word)) or (word in _BETWEEN_WORDS and joined != word):
             continue
-        rest = joined
+        rest, last = joined, ""
         for other, _, end in tokens[first:]:
             part = "." * (rest[:1] == ".") + american(other)
-            if rest.startswith(part) and not (other in _BETWEEN_WORDS and rest != joined):
+            # "load1: 5" is no load15.
+            is_split = last[-1:].isdigit() and not last.isdigit() and part[0].isdigit()
+            last = part
+            if rest.startswith(part) and not is_split and not (other in _BETWEEN_WORDS and rest != joined):
                 rest = rest[len(part) :]
             elif other not in _BETWEEN_WORDS:
                 break
@@ -762,8 +779,11 @@ def _quantity(written: str) -> Amount | None:
         return Amount(int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + float(clock[3]), 0, 0, unit="s")
     value = canonical(written).strip()
     told = amounts(value)
-    is_whole = len(told) == 1 and told[0].end == len(value) and len(value[: told[0].start].strip()) <= 3
-    return told[0] if is_whole and told[0].unit else None
+    is_whole = len(told) == 1 and told[0].end == len(value)
+    if not is_whole or told[0].unit is None:
+        return None
+    before = value[: told[0].start].strip()  # "CHF 20", but not "HR 20 B"
+    return told[0] if _UNITS.get(before.lower(), (before,))[0] in {"", *_MONEY} else None
 
 
 def _digits_of(number: str) -> str:

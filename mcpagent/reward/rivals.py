@@ -63,6 +63,7 @@ _REMARK = re.compile(r"\([^()]*[^\W\d_][^()]*\)")
 _ALL_OF = re.compile(r"\b(?:the|all|these) $")
 _CLAUSE = re.compile(r"[^;.\n(),]+(?:[.,](?=\d)[^;.\n(),]+)*")
 _ITEM_JOINT = re.compile(r"([,;&|/\n](?:\s*and\b)?|\band\b|(?<=\w)[.:](?=\s|$))")
+_LACKS = re.compile(r"\0 (?:has|have|had|with) $")  # "which has nobody on it?" - "B has no assignee"
 _NOUN = re.compile(r" [^\W\d_]{3,}")
 
 
@@ -127,7 +128,8 @@ def stands(
             tuple(map(format_value, targets)), tuple(r.content for r in context.results)
         )
         tags = tags.replace("S", "k").replace("s", "k") if of_items else tags
-        if _has_other_items(marked, of_items):
+        rival = DATE if all(whole_moment(format_value(target)) for target in targets) else NUMBER
+        if _has_other_items(marked, of_items, rival):
             return False
     if kind == "name" and "who" in words(said) and KIN.search(tags):
         return False
@@ -177,9 +179,10 @@ def _words_of_own_records(items: tuple[str, ...], contents: tuple[str, ...]) -> 
     return frozenset(told)
 
 
-def _has_other_items(rest: str, of_items: Set[str]) -> bool:
+def _has_other_items(rest: str, of_items: Set[str], rival: str) -> bool:
     """Whether an enumeration of blanked values has another item: a part between two of them, or joined to the
-    last one, that is no clause. `of_items` are words of the records of the items."""
+    last one, that is no clause. `of_items` are words of the records of the items; `rival`
+    marks what is as they are."""
     parts = _ITEM_JOINT.split(BRACKETS.sub(lambda m: m[0] if BLANK in m[0] else " ", rest))
     items = [at for at in range(0, len(parts), 2) if BLANK in parts[at]]
     first, last = items[0], items[-1]
@@ -193,7 +196,11 @@ def _has_other_items(rest: str, of_items: Set[str]) -> bool:
             break
         told = words(parts[at])
         is_clause = any(FUNCTION_WORDS.get(word, "") in ("c", "p") for word in told)
-        if at not in items and not is_clause and (NUMBER in parts[at] or set(told) - SAFE - of_items):
+        if (
+            at not in items
+            and not is_clause
+            and (NUMBER in parts[at] or rival in parts[at] or set(told) - SAFE - of_items)
+        ):
             return True
     return False
 
@@ -208,6 +215,7 @@ def _is_denied(rest: str, context: AnswerContext) -> bool:
     something else that it names is no denial of the value, nor are words of the question or of a result, such
     as "a false alarm"."""
     quoted = (f" {' '.join(words(canonical(context.said)))} ", *context.token_lines)
+    is_denial_asked = NEGATED.search(context.said) is not None
     for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", rest)):
         if BLANK not in sentence:
             continue
@@ -215,6 +223,8 @@ def _is_denied(rest: str, context: AnswerContext) -> bool:
         for hedge in HEDGE.finditer(sentence):
             phrase = words(sentence[hedge.start() :])[:2]
             if len(phrase) > 1 and any(f" {' '.join(phrase)} " in text for text in quoted):
+                continue
+            if is_denial_asked and _LACKS.search(sentence[: hedge.start()]):
                 continue
             at = sum(edge <= hedge.start() for edge in edges)
             clause = sentence[edges[at - 1] : edges[at]]
@@ -265,7 +275,13 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
 
 
 def rival_amounts(
-    text: str, right: Sequence[Amount], value: Any, context: AnswerContext, *, is_count: bool
+    text: str,
+    right: Sequence[Amount],
+    value: Any,
+    context: AnswerContext,
+    *,
+    is_count: bool,
+    unit: str | None = None,
 ) -> list[Amount]:
     """Return the amounts of a text that could be meant instead of the `right` ones: none of the question, of
     another kind of unit, of other things, in remarks or in clauses about others."""
@@ -283,7 +299,7 @@ def rival_amounts(
             or is_in_code(text, amount)
             or is_qualified(text, *amount.span)
         )
-        and not any(is_conversion(amount, one) for one in right)
+        and not any(is_conversion(amount, one) for one in right if not (unit == "%" == amount.unit))
         and not (amount.unit and any(not are_comparable(amount.unit, unit) for unit in units))
         and not (amount.unit not in (None, "pieces", "%") and is_count)
         and not (amount.unit is None and units and _NOUN.match(text, amount.end))

@@ -60,6 +60,7 @@ _PER = re.compile(
 )
 _PER_OTHER = re.compile(r"\s*per ([a-z]+\d?)", re.IGNORECASE)
 _CLAUSE_MARK = re.compile(r"[.;,\n]")
+_ASKS_MORE = re.compile(r"\b(?:what|which|how (?!many))\b", re.IGNORECASE)  # than how many
 _COUNTED_TIME = re.compile(r"\d+[ _-]?[^\W\d_]+")  # "the last 30 days" is no rate
 _PERIODIC = re.compile(r"\b(?:\w+ly|annual)\b", re.IGNORECASE)
 _EVERY = re.compile(r"(?:\b(?:once )?(?:every|each|per|an?|pro|par|je)\s+|/\s?)(\w+)", re.IGNORECASE)
@@ -67,7 +68,7 @@ _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[
 _PREFIXED = re.compile(r"([^\W\d_](?:.*\D)?)(\d{2,})")
 _ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
-NEGATED = re.compile(r"\b(?:not|no|never|none|cannot|without|\w+n't)\b", re.IGNORECASE)
+NEGATED = re.compile(r"\b(?:not|no|never|none|nobody|nothing|cannot|without|\w+n't)\b", re.IGNORECASE)
 _ORDINALS = (("first", "former", "1st"), ("second", "latter", "2nd"), ("third", "3rd"), ("fourth", "4th"))
 
 
@@ -226,7 +227,9 @@ def _is_inflected(word: str, of: str) -> bool:
 
 
 def _is_person(name: str, said: str) -> bool:
-    return bool({"who", "whom", "whose"} & {*words(said)}) or words(name)[0] in UNSAID - {"the", "a", "an"}
+    return bool({"who", "whom", "whose"} & {*words(said)}) or not UNSAID.isdisjoint(
+        {*words(name)[:1]} - {"the", "a", "an"}
+    )
 
 
 def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
@@ -283,10 +286,12 @@ def units_for(check: AnswerCheck, context: AnswerContext, *, may_be_percent: boo
         names = units_of(canonical(check.unit)) or units_of(canonical(f"degrees {check.unit}"))
         return Units(frozenset(names or {check.unit}), is_exact=True)
     names = units_of(canonical(context.said))
-    if not names and re.search(r"(?i)\b(?:how many|number of)\b", context.said):
-        return Units(frozenset(("pieces",)), is_exact=True)
     values = [*check.value.values()] if is_json_object(check.value) else [check.value]
     of_fields = [_units_of_field(as_number(value), context) for value in values]
+    if not names and re.search(r"(?i)\b(?:how many|number of)\b", context.said):
+        others = set[str]().union(*of_fields) if len(values) > 1 else set[str]()
+        is_exact = len(values) == 1 or not _ASKS_MORE.search(context.said)
+        return Units(frozenset(("pieces", *others)), is_exact=is_exact)
     names = names or (of_fields[0] if all(units == of_fields[0] for units in of_fields) else names)
     if any("%" in result.content for result in context.results):
         names = names | {"%"}

@@ -27,9 +27,12 @@ tests of the last ones say how much is left:
     twentyfirst        5.5   0.5  13    2.5    after the twentieth; hosts that begin or end alike, remarks
     twentysecond       5     1    11    2      after the twenty-first; paths, rates by what they count
     twentythird        7     0.6  12    2      after the twenty-second; values with "not", no clocks
+    twentyfourth       3     0     4    0.4    after the twenty-third; codes that begin alike, dotted times
+    twentyfifth        3     0.4   5    0.4    the same; servers that developers have
 
-Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The last
-three are as hard as the thirteenth: most of their right answers say something of other things too.
+Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The
+twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
+other things too. In the last two asides are as rare as the writer found natural.
 
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
@@ -119,6 +122,8 @@ def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
         ("twentyfirst", (0.02, 0.005), (0.055, 0.025)),
         ("twentysecond", (0.018, 0.006), (0.058, 0.018)),
         ("twentythird", (0.035, 0.006), (0.086, 0.018)),
+        ("twentyfourth", (0.0, 0.0), (0.009, 0.0)),
+        ("twentyfifth", (0.009, 0.0), (0.018, 0.0)),
     ],
 )
 def test_of_the_last_sets_no_more_are_misjudged_than_is_known(

@@ -1,0 +1,184 @@
+"""Values with marks, codes, times and things of their own, said on the answer line and in a free text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcpagent.core.tasks import AnswerCheck
+from mcpagent.core.tools import ToolResult
+from mcpagent.reward.answer import answer_holds
+from mcpagent.reward.phrasing import AnswerContext
+
+VERSIONS = """\
+version   released     python
+2.9.2     2025-10-30   >=3.9
+2.8.0     2025-07-11   >=3.8
+2.7.5     2025-03-25   >=3.8"""
+PORTS = {"port": 80, "admin_port": 81}
+
+
+def holds(check: dict[str, Any], answer: str, *, said: str, shown: str, on_line: bool) -> bool:
+    result = ToolResult(call_id="c", server="s", tool="get", content=shown)
+    context = AnswerContext(said=said, results=(result,))
+    text = f"Answer: {answer}" if on_line else answer
+    return answer_holds(AnswerCheck.model_validate(check), text, {}, context, on_line=on_line)
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "name", "value": "AB+"},
+            "What is the blood group?",
+            '{"group": "AB+"}',
+            ("AB+", "AB+.", "The group is AB+."),
+            ("AB", "AB-", "A+"),
+        ),
+        (
+            {"type": "name", "value": ">=0.9"},
+            "Which version is needed?",
+            '{"needs": ">=0.9"}',
+            (">=0.9", "It needs >=0.9."),
+            ("<0.9", ">0.9"),
+        ),
+        (
+            {"type": "name", "value": "M-0638"},
+            "What is the catalogue no of it?",
+            '{"catalogue_no": "M-0638"}',
+            ("M-0638", "The catalogue no is M-0638.", "catalogue no: M-0638"),
+            ("not M-0638", "No: M-0638"),
+        ),
+        ({"type": "name", "value": "-"}, "Who signed?", '{"signed": "-"}', ("-",), ("Ada",)),
+        (
+            {"type": "pairs", "value": {"load1": 5.42, "load15": 4.18}},
+            "What are the loads?",
+            "load1: 5.42\nload15: 4.18",
+            ("load1: 5.42, load15: 4.18", "load15 = 4.18, load1 = 5.42"),
+            ("load1: 4.18, load15: 5.42",),
+        ),
+        (
+            {"type": "pairs", "value": PORTS},
+            "On which port does it listen and which is its admin port?",
+            "port: 80\nadmin_port: 81",
+            ("It listens on 80; its admin port is 81.", "80; the admin port is 81"),
+            (
+                "It listens on 81; its admin port is 80.",
+                "The admin port is 81.",
+                "It listens on 80 or 81; the admin port is 81.",
+                "It listens on 82; the admin port is 81.",
+            ),
+        ),
+        (
+            {"type": "pairs", "value": {"adults": 2, "children": 1}},
+            "How many adults and how many children are there?",
+            "adults: 2, children: 1",
+            ("2 adults, 1 child", "one child and two adults"),
+            ("1 adult, 2 children", "2 adults"),
+        ),
+        (
+            {"type": "pairs", "value": {"exposure": 120, "frames": 45}},
+            "What was the exposure and how many frames were taken?",
+            "exposure_s,frames\n120,45\n60,30",
+            ("exposure: 120 s, frames: 45", "exposure 120 s; frames forty-five"),
+            ("exposure: 45 s, frames: 120",),
+        ),
+        (
+            {"type": "date", "value": "11:30"},
+            "By what time must she leave?",
+            "depart: 2026-08-03 until 11:30",
+            ("11.30", "11:30", "half past eleven"),
+            ("11.3", "11.35", "12.30"),
+        ),
+        (
+            {"type": "set", "value": ["09:30", "11:00"]},
+            "When does it start and end?",
+            "09:30-11:00 Review",
+            ("9:30 AM to 11 AM", "from 9.30 am to 11 am"),
+            ("9:30 AM to 11:30 AM", "9:30 AM"),
+        ),
+        (
+            {"type": "set", "value": ["2026-04-24", "2026-04-25"]},
+            "On which days?",
+            "2026-04-24 x\n2026-04-25 y\n2026-04-26 z",
+            ("24 and 25 April", "24, 25 April"),
+            ("24, 25 and 26 April", "24 or 25 April", "24 April"),
+        ),
+        (
+            {"type": "set", "value": ["HR 7 B", "HR 7 C"]},
+            "What companions does HR 7 have?",
+            "HR 7\nCompanions: HR 7 B, HR 7 C",
+            ("HR 7 C and HR 7 B",),
+            ("HR 7 A, HR 7 B and HR 7 C", "HR 7 B"),
+        ),
+        (
+            {"type": "list", "value": ["2.7.5", "2.8.0"]},
+            "Which versions support Python 3.8, oldest first?",
+            VERSIONS,
+            ("2.7.5, 2.8.0", "2.7.5 and then 2.8.0"),
+            ("2.7.5, 2.8.0, 2.9.2", "2.8.0, 2.7.5"),
+        ),
+        (
+            {"type": "number", "value": 51.2, "unit": "GiB"},
+            "How much memory does it use?",
+            "used: 51.2\ntotal: 64",
+            ("51.2 GiB of 64 GiB",),
+            ("64 GiB of 51.2 GiB", "51.2 GiB or 64 GiB"),
+        ),
+        (
+            {"type": "number", "value": 0.12, "unit": "%"},
+            "What share was damaged?",
+            "Damaged: 23 (0.12 %)",
+            ("0.12 %", "0.12"),
+            ("12%", "0.12, so 12%"),
+        ),
+        (
+            {"type": "yes_no", "value": False},
+            "Is anyone driving it?",
+            "in_use: false",
+            ("Nobody is.", "No one", "I'm afraid not"),
+            ("Somebody is.", "Nobody knows."),
+        ),
+    ],
+)
+def test_a_value_is_read_as_what_it_is(
+    check: dict[str, Any],
+    said: str,
+    shown: str,
+    right: tuple[str, ...],
+    wrong: tuple[str, ...],
+    on_line: bool,
+) -> None:
+    heard = [text for text in (*right, *wrong) if holds(check, text, said=said, shown=shown, on_line=on_line)]
+    assert heard == list(right)
+
+
+def test_what_a_thing_lacks_denies_it_to_no_question_for_that() -> None:
+    check, shown = {"type": "name", "value": "P-2"}, "P-1: Ada\nP-2: nobody"
+    asked = "Which issue has nobody working on it?"
+    assert holds(check, "P-2 has no assignee.", said=asked, shown=shown, on_line=False)
+    assert not holds(check, "P-2 isn't it.", said=asked, shown=shown, on_line=False)
+    assert not holds(check, "P-1 has no assignee.", said=asked, shown=shown, on_line=False)
+
+
+WRITTEN = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1, max_size=16)
+
+
+@given(
+    kind=st.sampled_from(("name", "set", "list", "pairs", "choice")),
+    value=WRITTEN,
+    other=WRITTEN,
+    text=WRITTEN,
+)
+def test_any_value_is_held_against_any_answer_without_an_error(
+    kind: str, value: str, other: str, text: str
+) -> None:
+    values: dict[str, Any] = {"set": [value, other], "list": [value, other], "pairs": {value: other}}
+    check = {"type": kind, "value": values.get(kind, value), "options": [value, other] * (kind == "choice")}
+    for on_line in (True, False):
+        for answer in (text, f"{value} {text}", f"{other}: {value}"):
+            holds(check, answer, said=text, shown=f"{other}: {value}\n{text}", on_line=on_line)
