@@ -149,18 +149,17 @@ class Plan:
         )
 
 
-def fit(
-    pace: Pace,
-    *,
-    minutes: float,
-    heldout: int,
-    validation: int,
-    shapes: Sequence[tuple[int, int]],
-    warm_steps: int | None = None,
-) -> Plan:
-    """Return the largest plan that fits into the minutes: the largest of the `shapes` of a step of which
-    there can be enough, after `warm_steps` (None: as many as fit too). Raises UserError if not even a few
-    steps of the smallest fit."""
+@dataclass(frozen=True)
+class _Around:
+    """What comes before and after GRPO in so many minutes."""
+
+    warm_steps: int
+    eval_tasks: int
+    untrained_tasks: int
+    seconds: dict[str, float]
+
+
+def _around(pace: Pace, minutes: float, heldout: int, warm_steps: int | None) -> _Around:
     if warm_steps is None:
         least, most = _WARM_STEPS
         warm_steps = max(least, min(most, int(_WARM_SHARE * 60 * minutes / pace.supervised_s)))
@@ -174,24 +173,45 @@ def fit(
         "evaluations": 3 * pace.load_s + eval_tasks * task_s + untrained_tasks * untrained_s,
         "warm start": pace.load_s + warm_steps * pace.supervised_s,
     }
-    around_s = sum(seconds.values()) + pace.load_s
+    return _Around(warm_steps, eval_tasks, untrained_tasks, seconds)
+
+
+def fit(
+    pace: Pace,
+    *,
+    minutes: float,
+    heldout: int,
+    validation: int,
+    shapes: Sequence[tuple[int, int]],
+    warm_steps: int | None = None,
+) -> Plan:
+    """Return the largest plan that fits into the minutes: the largest of the `shapes` of a step of which
+    there can be enough, after `warm_steps` (None: as many as fit too). Raises UserError if not even a few
+    steps of the smallest fit."""
 
     def step_s(shape: tuple[int, int]) -> float:
         measured_s, times = pace.rollout_s + pace.update_s, math.prod(shape) / pace.episodes
         return measured_s * (_SHARED + (1 - _SHARED) * times) + validation * pace.eval_s / _EVAL_EVERY
 
-    steps = {shape: int((60 * minutes - around_s) / step_s(shape)) for shape in shapes}
+    def around_s(minutes: float) -> float:
+        return sum(_around(pace, minutes, heldout, warm_steps).seconds.values()) + pace.load_s
+
+    steps = {shape: int((60 * minutes - around_s(minutes)) / step_s(shape)) for shape in shapes}
     modest = max(_MODEST, pace.episodes)
     least = {s: _ENOUGH_STEPS if math.prod(s) > modest else _FEW_STEPS for s in shapes}
     shape = next((shape for shape in shapes if steps[shape] >= least[shape]), min(shapes))
     if steps[shape] < _LEAST_STEPS:
-        least_s = _LEAST_STEPS * step_s(shape)
+        least_s, enough = _LEAST_STEPS * step_s(shape), minutes
+        while enough < (needed := (around_s(enough) + least_s) / 60):  # what comes around takes its share
+            enough = math.ceil(needed)
         raise UserError(
             f"{minutes:g} minutes are too few: {_LEAST_STEPS} steps of GRPO take {duration(least_s)} on this "
-            f"machine, and what comes before and after them {duration(around_s)}",
+            f"machine, and what comes before and after them {duration(around_s(minutes))}",
             where="--minutes",
-            remedy=f"--minutes {math.ceil((around_s + least_s) / 60)}, or a smaller model",
+            remedy=f"--minutes {enough}, or a smaller model",
         )
+    around = _around(pace, minutes, heldout, warm_steps)
+    seconds = around.seconds
     taken, every = steps[shape], 0
     if validation:  # the last step is one of those that are compared
         evaluations = max(1, round(taken / _EVAL_EVERY))
@@ -200,12 +220,12 @@ def fit(
     seconds["GRPO"] = pace.load_s + taken * step_s(shape)
     batch, group = shape
     return Plan(
-        warm_steps=warm_steps,
+        warm_steps=around.warm_steps,
         batch_size=batch,
         group_size=group,
         steps=taken,
-        eval_tasks=eval_tasks,
-        untrained_tasks=untrained_tasks,
+        eval_tasks=around.eval_tasks,
+        untrained_tasks=around.untrained_tasks,
         eval_every=every,
         max_new_tokens=max(_LEAST_NEW_TOKENS, 2 * pace.longest_turn),
         seconds=seconds,

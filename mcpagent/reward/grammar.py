@@ -25,6 +25,7 @@ from mcpagent.reward.reading import (
     Span,
     agree,
     amounts,
+    are_comparable,
     canonical,
     clocks,
     is_conversion,
@@ -253,7 +254,10 @@ def is_bare(
         is_beside = (
             is_shown
             and len(targets) == 1
-            and bool((not numbers and rest[amount.start - 1 : amount.start] != BLANK) or before & labels)
+            and (
+                bool((not numbers and rest[amount.start - 1 : amount.start] != BLANK) or before & labels)
+                or any(amount.unit and a.unit and not are_comparable(amount.unit, a.unit) for a in stated)
+            )
         )
         is_beside |= bool(before & {"the", "all", "these"}) and amount.number in range(2, 10)
         # 0.12 is no 12%, if it is asked for in per cent.

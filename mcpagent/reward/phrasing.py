@@ -114,7 +114,8 @@ def is_dump(answer: str, facts: Sequence[str], context: AnswerContext, *, is_typ
     if holds_json(answer) and not any(map(holds_json, facts)):
         return True
     answer = _ESCAPED.sub(" ", answer).replace("\\", "")
-    return _repeats_results(answer, facts, context) or _offers_others(
+    together = [*facts, " 1 ".join(facts)] if is_typed else facts  # a numbered list may be all that was shown
+    return _repeats_results(answer, together, context) or _offers_others(
         answer, facts, context, is_typed=is_typed
     )
 

@@ -128,8 +128,7 @@ def stands(
             tuple(map(format_value, targets)), tuple(r.content for r in context.results)
         )
         tags = tags.replace("S", "k").replace("s", "k") if of_items else tags
-        rival = DATE if all(whole_moment(format_value(target)) for target in targets) else NUMBER
-        if _has_other_items(marked, of_items, rival):
+        if _has_other_items(marked, of_items):
             return False
     if kind == "name" and "who" in words(said) and KIN.search(tags):
         return False
@@ -147,7 +146,7 @@ def _marked(
     for moment in moments(rest):
         is_same = any(agree(moment, date) for date in dates)
         is_same |= any(moment_is(moment, other, precision=None) for other in moments(said))
-        is_known = not dates or any(agree(moment, other) for other in shown)
+        is_known = not dates or (kind != "items" and any(agree(moment, other) for other in shown))
         rest = blanked(rest, [(moment.start, moment.end)], " " if is_same else DATE if is_known else NUMBER)
     heard = {amount.number for amount in amounts(said)}
     if kind == "items":
@@ -179,10 +178,9 @@ def _words_of_own_records(items: tuple[str, ...], contents: tuple[str, ...]) -> 
     return frozenset(told)
 
 
-def _has_other_items(rest: str, of_items: Set[str], rival: str) -> bool:
+def _has_other_items(rest: str, of_items: Set[str]) -> bool:
     """Whether an enumeration of blanked values has another item: a part between two of them, or joined to the
-    last one, that is no clause. `of_items` are words of the records of the items; `rival`
-    marks what is as they are."""
+    last one, that is no clause. `of_items` are words of the records of the items."""
     parts = _ITEM_JOINT.split(BRACKETS.sub(lambda m: m[0] if BLANK in m[0] else " ", rest))
     items = [at for at in range(0, len(parts), 2) if BLANK in parts[at]]
     first, last = items[0], items[-1]
@@ -196,11 +194,7 @@ def _has_other_items(rest: str, of_items: Set[str], rival: str) -> bool:
             break
         told = words(parts[at])
         is_clause = any(FUNCTION_WORDS.get(word, "") in ("c", "p") for word in told)
-        if (
-            at not in items
-            and not is_clause
-            and (NUMBER in parts[at] or rival in parts[at] or set(told) - SAFE - of_items)
-        ):
+        if at not in items and not is_clause and (NUMBER in parts[at] or set(told) - SAFE - of_items):
             return True
     return False
 

@@ -39,6 +39,7 @@ SAFE = frozenset(WORDS["filler"].split()) | UNSAID | LEGAL
 _LABEL = re.compile(r"(?:^|[\"'{,;|\n])\s*([A-Za-z_][A-Za-z_ ]{0,30})[\"']?\s*[:=]")
 _HEAD = re.compile(r"\A[^\n]*[|;][^\n]*\n|^[^\n]*\|[^\n]*\n(?=[ |:-]*-[ |:-]*\n)", re.MULTILINE)
 _FALLING = pattern("falling")
+_CHANGE = re.compile(r"\bchanged?\b", re.IGNORECASE)
 _RATE = pattern("rate")
 FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
 _BETWEEN_STEMS = frozenset({*FUNCTION_WORDS, "it", "yet", "still", "also", "to", "be", "being"}) - {"or"}
@@ -99,6 +100,8 @@ def value_spans(
         spans = spans_of(-target, text, tolerance=check.tolerance, units=units)
         told = falling.span()  # "down 4", "4 below zero"
         spans = [(told[0] if told[1] + 1 == a else a, told[1] if b + 1 == told[0] else b) for a, b in spans]
+    if target and target > 0 and _CHANGE.search(context.said) and _FALLING.search(text):
+        return []
     others = _fields_of_others(target, context)
     # An abbreviation of a unit may be said as what it means.
     is_named = len(check.unit or "") > 3 and not units_of(canonical(str(check.unit)))
@@ -318,14 +321,12 @@ def short(name: Any, names: Sequence[Any]) -> Any:
 
 def option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
     """Return where a text says an option of a choice: by itself, in words, or as "the second"."""
+    written = format_value(option)  # "awaiting a permit" of "awaiting permit", which no name is
+    worded = worded_spans(written.replace(" ", "_") if written.islower() else written, text)
     if spans := spans_of(option, text) or spans_of(short(option, check.options), text):
-        return spans + [
-            span
-            for span in worded_spans(option, text)
-            if not any(a < span[1] and span[0] < b for a, b in spans)
-        ]
-    if spans := worded_spans(option, text):
-        return spans
+        return spans + [span for span in worded if not any(a < span[1] and span[0] < b for a, b in spans)]
+    if worded:
+        return worded
     place = check.options.index(option) if option in check.options else len(_ORDINALS)
     named = _ORDINALS[place] if place < len(_ORDINALS) else ()
     return [m.span() for word in named for m in re.finditer(rf"\b{word}\b", text, re.IGNORECASE)]

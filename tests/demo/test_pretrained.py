@@ -115,13 +115,21 @@ def test_the_last_step_is_one_of_those_that_are_compared(minutes: float) -> None
     assert plan.steps >= 8 and plan.steps % plan.eval_every == 0 and plan.eval_every in range(3, 8)
 
 
-def test_too_few_minutes_are_refused_with_how_many_are_enough() -> None:
+@pytest.mark.parametrize(
+    ("pace", "minutes"),
+    [
+        (PACE, 6),
+        # What comes around GRPO grows with the minutes: 61 had been said, and then 67.
+        (replace(PACE, supervised_s=71, rollout_s=106, update_s=114, load_s=63, eval_s=5.3, episodes=16), 40),
+    ],
+)
+def test_too_few_minutes_are_refused_with_how_many_are_enough(pace: Pace, minutes: float) -> None:
     with pytest.raises(UserError, match="minutes are too few") as refused:
-        planned(6)
+        planned(minutes, pace)
     enough = int(str(refused.value.remedy).split()[1].rstrip(","))
-    assert planned(enough).steps >= 8
+    assert planned(enough, pace).steps >= 8
     with pytest.raises(UserError):
-        planned(enough - 1.5)
+        planned(enough - 1.5, pace)
 
 
 def test_minutes_that_are_too_few_leave_the_pace_for_a_second_call(tmp_path: Path) -> None:
