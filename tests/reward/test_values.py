@@ -137,6 +137,44 @@ def holds(check: dict[str, Any], answer: str, *, said: str, shown: str, on_line:
             ("12%", "0.12, so 12%"),
         ),
         (
+            {"type": "number", "value": 158, "unit": "bpm"},
+            "What was his average heart rate?",
+            '{"avg_heart_rate": 158, "rank": 57}',
+            ("158 beats per minute", "158 bpm"),
+            ("57 beats per minute",),
+        ),
+        (
+            {"type": "number", "value": 8.0, "unit": "%"},
+            "By what percentage did the bill change?",
+            '{"total": 18342.67, "previous_total": 16987.3, "change_pct": 8.0}',
+            ("It rose eight percent, from $16,987.30 to $18,342.67.", "up 8%"),
+            ("It fell by 8%.", "down 8%", "8% or 9%"),
+        ),
+        (
+            {"type": "choice", "value": "awaiting permit", "options": ["delivered", "awaiting permit"]},
+            "What is the status of O-778?",
+            "O-778,7,21,,awaiting permit",
+            ("It is still awaiting a permit.", "awaiting permit"),
+            ("delivered", "It is not awaiting a permit."),
+        ),
+        (
+            {"type": "set", "value": ["2026-04-21", "2026-04-25"]},
+            "Which nights are sold out?",
+            "2026-04-20 dark\n2026-04-21 sold out\n2026-04-25 sold out",
+            ("21 and 25 April",),
+            ("20, 21 and 25 April 2026",),
+        ),
+        (
+            {
+                "type": "list",
+                "value": ["Tell the team", "Make a key pair", "Upload the key", "Revoke the old one"],
+            },
+            "List the steps in order.",
+            "Steps:\n1. Tell the team\n2. Make a key pair\n3. Upload the key\n4. Revoke the old one",
+            ("1. Tell the team\n2. Make a key pair\n3. Upload the key\n4. Revoke the old one",),
+            ("1. Tell the team\n2. Upload the key\n3. Make a key pair\n4. Revoke the old one",),
+        ),
+        (
             {"type": "yes_no", "value": False},
             "Is anyone driving it?",
             "in_use: false",
@@ -163,6 +201,16 @@ def test_what_a_thing_lacks_denies_it_to_no_question_for_that() -> None:
     assert holds(check, "P-2 has no assignee.", said=asked, shown=shown, on_line=False)
     assert not holds(check, "P-2 isn't it.", said=asked, shown=shown, on_line=False)
     assert not holds(check, "P-1 has no assignee.", said=asked, shown=shown, on_line=False)
+
+
+def test_an_item_may_be_told_by_its_name_too() -> None:
+    check, shown = (
+        {"type": "set", "value": ["H-15", "H-16"]},
+        "HIVE  NAME\nH-09  Gate\nH-15  Ditch\nH-16  Old Oak",
+    )
+    asked = "Which hives have more than 3 mites?"
+    assert holds(check, "H-15, named Ditch, and H-16, named Old Oak.", said=asked, shown=shown, on_line=False)
+    assert not holds(check, "H-15 and H-09, named Gate.", said=asked, shown=shown, on_line=False)
 
 
 WRITTEN = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1, max_size=16)
