@@ -110,7 +110,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = _THEN.sub(", ", text)
     if check.type in ("list", "pairs", "set"):
         text = _TABLE_HEAD.sub("", text)
-    if check.type == "pairs":
+    if check.type == "pairs" and not (is_json_object(check.value) and _has_total(text, check.value)):
         text = _OUT_OF.sub("", text)
     if check.type == "number":
         text = _OUT_OF.sub("", _OF_TOTAL.sub(r"\1", _SUM.sub("", _SYMBOL.sub("", text))))
@@ -122,6 +122,12 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = re.sub(r"\b(\d+):(\d\d) ?min(?:utes)?\b", r"\1 min \2 s", text)
         text = re.sub(r"(?<=\d) ?m\b(?= ?\d+ ?s)|(?<=h)( ?\d+) ?m\b", r"\1 min", text)
     return as_durations(text, is_short=_is_short_time(check, unit)) if is_time else text
+
+
+def _has_total(text: str, pairs: dict[str, Any]) -> bool:
+    """Whether what something is out of is a value too: "5 of the 6 wanted are ready"."""
+    values = {as_number(value) for value in pairs.values()}
+    return any(as_number(match[0].split()[-1]) in values for match in _OUT_OF.finditer(text))
 
 
 def _is_short_time(check: AnswerCheck, unit: Any) -> bool:
@@ -284,7 +290,7 @@ def _echoed(text: str, said: str) -> bool | None:
     text = _ANY_MORE.sub(" ", text)
     told = words(NEGATED.sub(" ", text))
     is_other = " than " in said and not re.match(r"(?:it|he|she|they)\b", text.strip(), re.IGNORECASE)
-    if is_other or " or " in said or "?" in text or HEDGE.search(" ".join(told)):
+    if is_other or " or " in said or "?" in text or "whether" in told or HEDGE.search(" ".join(told)):
         return None
     question = canonical(_NAMED.sub("?", said.partition(" than ")[0].strip()))
     asked = [stem(word) for word in words(question) if word not in SAFE]

@@ -66,7 +66,9 @@ _SPELT = pattern("spelt")
 _MORE_SPELT = [(re.compile(said, re.IGNORECASE), instead) for said, instead in WORDS["more_spelt"].items()]
 _SCALED = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?)[ -]({'|'.join(WORDS['scales'])})s?\b", re.IGNORECASE)
 _DECIMAL_SCALED = re.compile(r"\b(\d+\.\d+) (1000(?:000)*)\b")  # four point five million
-_FIRST_ONE = re.compile(r"(?<=\d(?:st|nd|rd|th) )1\b")
+_FIRST_ONE = re.compile(
+    r"(?<=\d(?:st|nd|rd|th) )1\b|(?<=\b(?:last|next|only|same) )1(?=\W*$| (?:on|in|at|is|was|of)\b|[,;])"
+)
 _LONG_UNIT = re.compile("|".join(f"({pattern})" for pattern in WORDS["long_units"].values()), re.IGNORECASE)
 _LONG_UNIT_STARTS = tuple(WORDS["long_unit_starts"])  # one of them is in what has a long unit: quick to see
 _HALVES = {"half": 0.5, "quarter": 0.25, "three quarter": 0.75, "3 quarter": 0.75}
@@ -85,10 +87,10 @@ _NUMERO = re.compile(
 )
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
 _MINUS_OUTSIDE = re.compile(r"(?<![\w-])-([A-Z]{3} ?|[₹¥] ?)(?=\d)")
-_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:[ ']\d{3})+(?!\d)")
+_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:[ ']\d{3})+(?!\d)")
 _COMMA_DECIMALS = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?!\d|,\d)")
-_COMMA_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d|,\d)")
-_POINT_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")
+_COMMA_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d|,\d)")
+_POINT_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")
 
 
 @lru_cache(maxsize=4096)
@@ -339,6 +341,8 @@ def _reads(
         return _number_is(shown, round(number / 100, shown.decimals), value, tolerance)
     if unit is None or not units.names or unit in units.names:
         return _number_is(amount, number, value, tolerance)
+    if any(name not in _UNITS and name.startswith(unit) for name in units.names):
+        return _number_is(amount, number, value, tolerance)  # 184m of millicores
     kind = _UNITS[unit][0]
     kinds = {name: _UNITS[name][0] for name in units.names if name in _UNITS}
     same = [name for name, other in kinds.items() if _is_comparable(kind, other)]
@@ -602,6 +606,7 @@ _WEEKDAY_NAME = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs?|ur)?(?:da
 _VERSION = re.compile(r"v\d+")
 _TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.(?:\s+|(?=[A-Z])))+(?=[^\W\d_])")  # no part of a host's name
 _HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27, Carouge
+_EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
 _LEADING_MARKS = re.compile(r"[^\w\s]+(?=\w)")
 _BETWEEN_WORDS = frozenset(("and", "on", "in", "at", "of", "the", "with", "number"))
 
@@ -630,8 +635,9 @@ def name_spans(value: str, text: str) -> list[Span]:
     """Return where canonical `text` has a name: its words in order, whatever stands between them, letter case
     and diacritics apart. "Tom Weiss" is tom.weiss, "Fire and Flying" is "Fire, Flying", and a title, a legal
     form or the order of a person's names is not a part of it."""
-    if not _tokens(value):  # a path such as "/"
-        return [m.span() for m in re.finditer(rf"(?<![\w/.\0-]){re.escape(value)}(?![\w/.\0-])", text)]
+    if not _tokens(value) or _EMAIL.fullmatch(value):  # a path such as "/"
+        exact = rf"(?<![\w/.\0-]){re.escape(value)}(?![\w/\0-]|\.\w)"
+        return [m.span() for m in re.finditer(exact, text, re.IGNORECASE)]
     spans: list[Span] = []
     read = {_tokens(text, umlauts) for umlauts in (False, not text.isascii())}  # "Åsen" is Aasen too
     for form, is_rotated in _spellings(value):

@@ -48,7 +48,7 @@ from mcpagent.reward.reading import (
     whole_moment,
     words,
 )
-from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, NEGATED, SAFE
+from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, NEGATED, SAFE, stem
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
 _CLAUSE_END = re.compile(
@@ -63,7 +63,9 @@ _REMARK = re.compile(r"\([^()]*[^\W\d_][^()]*\)")
 _ALL_OF = re.compile(r"\b(?:the|all|these) $")
 _CLAUSE = re.compile(r"[^;.\n(),]+(?:[.,](?=\d)[^;.\n(),]+)*")
 _ITEM_JOINT = re.compile(r"([,;&|/\n](?:\s*and\b)?|\band\b|(?<=\w)[.:](?=\s|$))")
-_LACKS = re.compile(r"\0 (?:has|have|had|with) $")  # "which has nobody on it?" - "B has no assignee"
+_LACKS = re.compile(  # "which has nobody on it?" - "B has no assignee", "B can't be assigned"
+    r"\0 (?:(?:has|have|had|with) (?:no|nobody|nothing)|(?:ca|does|do|did|has|have|wo|could)n't|cannot)\b"
+)
 _NOUN = re.compile(r" [^\W\d_]{3,}")
 
 
@@ -83,7 +85,7 @@ _AGAINST = {
         "code": (_joined("[SXN#]", "[XN#]"), _GROWN, r"V[ks]*\([^)]*X", _SECOND),
         "amount": (_joined("[M#]", "[M#]"), r"#p?a?V|Vp?a?#|V[ks]*\([M#]\)|[M#]\(V\)"),
         "choice": ("(?!)",),
-        "items": ("(?:^|[.:,c(])[akx]*[XNS#]+[ks]*[,&]+[ak]*V", f"{_GROWN}|Vx(?=[&,]+[ak]*V)"),
+        "items": ("(?:^|[.:,c(])[akx]*[XNS#]+[ks]*[,&]+[ak]*V|#[,&]+[ak]*V", f"{_GROWN}|Vx(?=[&,]+[ak]*V)"),
         "names": (_joined("[X#]", "[X#]"),),
         "amounts": (_joined("[M#]", "#"),),
     }.items()
@@ -218,7 +220,9 @@ def _is_denied(rest: str, context: AnswerContext) -> bool:
             phrase = words(sentence[hedge.start() :])[:2]
             if len(phrase) > 1 and any(f" {' '.join(phrase)} " in text for text in quoted):
                 continue
-            if is_denial_asked and _LACKS.search(sentence[: hedge.start()]):
+            if is_denial_asked and any(
+                m.start() < hedge.start() < m.end() for m in _LACKS.finditer(sentence)
+            ):
                 continue
             at = sum(edge <= hedge.start() for edge in edges)
             clause = sentence[edges[at - 1] : edges[at]]
@@ -253,19 +257,36 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
     if not has_verb or (told[:1] and told[0] in _PRONOUNS):
         return False
     dates, has_fact = moments(text), any(says(fact, text) for fact in facts)
+    least, heard = _LEAST_TOLD + has_fact, _stems(text)
     for result in context.results:
-        for record in shown_records(result.content):
-            if any(says(fact, leaf) for fact in facts for leaf in record.leaves):
+        for leaves in _leaves_of_others(result.content, tuple(facts)):
+            # Most of a long list has no word of the clause, which is quicker to see than whether it is said.
+            likely = [leaf for leaf in leaves if whole_moment(leaf) or not heard.isdisjoint(_stems(leaf))]
+            if len(likely) < least:
                 continue
             said = [
                 leaf
-                for leaf in set(record.leaves)
+                for leaf in likely
                 if says(leaf, text) or ((day := whole_moment(leaf)) and any(agree(d, day) for d in dates))
             ]
-            least = _LEAST_TOLD + has_fact
             if len(said) >= least and sum(len(leaf) > 1 for leaf in said) > has_fact:
                 return True
     return False
+
+
+@lru_cache(maxsize=512)
+def _leaves_of_others(content: str, facts: tuple[str, ...]) -> tuple[frozenset[str], ...]:
+    """The values of each shown record that has none of the facts."""
+    return tuple(
+        frozenset(record.leaves)
+        for record in shown_records(content)
+        if not any(says(fact, leaf) for fact in facts for leaf in record.leaves)
+    )
+
+
+@lru_cache(maxsize=8192)
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(stem(word.lstrip("0")) for word in words(text))
 
 
 def rival_amounts(

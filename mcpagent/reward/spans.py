@@ -286,7 +286,9 @@ def _number_fields(content: str) -> tuple[tuple[frozenset[str], float | None], .
 def units_for(check: AnswerCheck, context: AnswerContext, *, may_be_percent: bool) -> Units:
     """Return what a number may be counted in: the unit of the check, else those that the question names."""
     if check.unit:
-        names = units_of(canonical(check.unit)) or units_of(canonical(f"degrees {check.unit}"))
+        names = units_of(canonical(check.unit))
+        if not names and len(check.unit) == 1:  # C, F
+            names = units_of(canonical(f"degrees {check.unit}"))
         return Units(frozenset(names or {check.unit}), is_exact=True)
     names = units_of(canonical(context.said))
     values = [*check.value.values()] if is_json_object(check.value) else [check.value]

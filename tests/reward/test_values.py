@@ -175,6 +175,41 @@ def holds(check: dict[str, Any], answer: str, *, said: str, shown: str, on_line:
             ("1. Tell the team\n2. Upload the key\n3. Make a key pair\n4. Revoke the old one",),
         ),
         (
+            {"type": "pairs", "value": {"K1": 500, "K3": 300}},
+            "How big are casks K1 and K3, in litres?",
+            "cask,litres\nK1,500\nK2,225\nK3,300",
+            ("K1 500, K3 300", "K3: three hundred litres; K1: five hundred litres"),
+            ("K1 300, K3 500", "K1 500, K2 300"),
+        ),
+        (
+            {"type": "name", "value": "annelie@forsberg-design.se"},
+            "What is her e-mail address?",
+            "email: annelie@forsberg-design.se",
+            ("annelie@forsberg-design.se", "<annelie@forsberg-design.se>"),
+            ("annelie.forsberg@design.se", "annelie@forsberg.design.se", "annelie@forsberg-design.se.com"),
+        ),
+        (
+            {"type": "set", "value": ["2", "4"]},
+            "On which boards did Black win?",
+            "1 draw\n2 Black\n3 White\n4 Black",
+            ("boards 2 and 4", "2, 4"),
+            ("boards 1, 2 and 4", "2, 3 and 4"),
+        ),
+        (
+            {"type": "number", "value": 184, "unit": "millicores"},
+            "How much CPU does it use?",
+            "app 184m 412Mi",
+            ("184m", "184 millicores"),
+            ("184 cores", "412m"),
+        ),
+        (
+            {"type": "yes_no", "value": True},
+            "Is test_token quarantined?",
+            "quarantined: yes",
+            ("It is quarantined.", "yes"),
+            ("You want to know whether test_token is quarantined.",),
+        ),
+        (
             {"type": "yes_no", "value": False},
             "Is anyone driving it?",
             "in_use: false",
@@ -211,6 +246,39 @@ def test_an_item_may_be_told_by_its_name_too() -> None:
     asked = "Which hives have more than 3 mites?"
     assert holds(check, "H-15, named Ditch, and H-16, named Old Oak.", said=asked, shown=shown, on_line=False)
     assert not holds(check, "H-15 and H-09, named Gate.", said=asked, shown=shown, on_line=False)
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "number", "value": 35, "unit": "%"},
+            "For how many percent of users is it rolled out?",
+            "rollout_pct: 35",
+            "It's rolled out to 35% of users (raised from 20% on January 22).",
+            "It's rolled out to 20% of users (raised from 35%).",
+        ),
+        (
+            {"type": "number", "value": 23},
+            "How many times has D-7 donated?",
+            "donations: 23\nlast_donation: 2026-01-29",
+            "twenty-three donations, the last one on 29 January",
+            "22 donations, the last one on 29 January",
+        ),
+        (
+            {"type": "date", "value": "2026-02-03", "precision": "day"},
+            "When was it first seen?",
+            "firstSeen: 2026-02-03\nlastSeen: 2026-02-19",
+            "It first appeared on Feb 3rd, 2026 and was last seen on Feb 19th.",
+            "It appears to be Feb 3rd, 2026.",
+        ),
+    ],
+)
+def test_what_was_before_or_comes_later_is_no_rival_in_a_free_text(
+    check: dict[str, Any], said: str, shown: str, right: str, wrong: str
+) -> None:
+    assert holds(check, right, said=said, shown=shown, on_line=False)
+    assert not holds(check, wrong, said=said, shown=shown, on_line=False)
 
 
 WRITTEN = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1, max_size=16)
