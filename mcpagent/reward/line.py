@@ -7,7 +7,7 @@ type has to say.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os.path import commonprefix
 from typing import Any
@@ -124,7 +124,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     return as_durations(text, is_short=_is_short_time(check, unit)) if is_time else text
 
 
-def _has_total(text: str, pairs: dict[str, Any]) -> bool:
+def _has_total(text: str, pairs: Mapping[str, Any]) -> bool:
     """Whether what something is out of is a value too: "5 of the 6 wanted are ready"."""
     values = {as_number(value) for value in pairs.values()}
     return any(as_number(match[0].split()[-1]) in values for match in _OUT_OF.finditer(text))
