@@ -63,9 +63,8 @@ _REMARK = re.compile(r"\([^()]*[^\W\d_][^()]*\)")
 _ALL_OF = re.compile(r"\b(?:the|all|these) $")
 _CLAUSE = re.compile(r"[^;.\n(),]+(?:[.,](?=\d)[^;.\n(),]+)*")
 _ITEM_JOINT = re.compile(r"([,;&|/\n](?:\s*and\b)?|\band\b|(?<=\w)[.:](?=\s|$))")
-_LACKS = re.compile(  # "which has nobody on it?" - "B has no assignee", "B can't be assigned"
-    r"\0 (?:(?:has|have|had|with) (?:no|nobody|nothing)|(?:ca|does|do|did|has|have|wo|could)n't|cannot)\b"
-)
+_LACKS = re.compile(r"\0 (?:has|have|had|with) no(?:body)?\b")  # "which is free?" - "B has no assignee"
+_NAMED = frozenset(("named", "called"))
 _NOUN = re.compile(r" [^\W\d_]{3,}")
 
 
@@ -196,7 +195,11 @@ def _has_other_items(rest: str, of_items: Set[str]) -> bool:
             break
         told = words(parts[at])
         is_clause = any(FUNCTION_WORDS.get(word, "") in ("c", "p") for word in told)
-        if at not in items and not is_clause and (NUMBER in parts[at] or set(told) - SAFE - of_items):
+        if (
+            at not in items
+            and not is_clause
+            and (NUMBER in parts[at] or set(told) - SAFE - of_items - _NAMED)
+        ):
             return True
     return False
 

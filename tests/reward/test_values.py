@@ -234,7 +234,8 @@ def test_what_a_thing_lacks_denies_it_to_no_question_for_that() -> None:
     check, shown = {"type": "name", "value": "P-2"}, "P-1: Ada\nP-2: nobody"
     asked = "Which issue has nobody working on it?"
     assert holds(check, "P-2 has no assignee.", said=asked, shown=shown, on_line=False)
-    assert not holds(check, "P-2 isn't it.", said=asked, shown=shown, on_line=False)
+    for denied in ("P-2 isn't it.", "P-2 can't be it.", "P-2 doesn't.", "P-2 has nothing to do with it."):
+        assert not holds(check, denied, said=asked, shown=shown, on_line=False), denied
     assert not holds(check, "P-1 has no assignee.", said=asked, shown=shown, on_line=False)
 
 
@@ -246,6 +247,8 @@ def test_an_item_may_be_told_by_its_name_too() -> None:
     asked = "Which hives have more than 3 mites?"
     assert holds(check, "H-15, named Ditch, and H-16, named Old Oak.", said=asked, shown=shown, on_line=False)
     assert not holds(check, "H-15 and H-09, named Gate.", said=asked, shown=shown, on_line=False)
+    keeper, told = {"type": "name", "value": "Ada Berg"}, "keeper: Ada Berg\nhelper: Ivo Lund"
+    assert not holds(keeper, "Ada Berg named Ivo Lund", said="Who keeps it?", shown=told, on_line=True)
 
 
 @pytest.mark.parametrize(
