@@ -34,7 +34,7 @@ _GRPO = [
     "training.save_frequency=5",
     "rollout.num_envs=32",
 ]
-_EVAL_EVERY = 5  # steps of GRPO or about so, on the validation tasks: it gives the best of these checkpoints
+_EVAL_EVERY = 5  # about so many steps of GRPO between evaluations, of which it gives the best checkpoint
 # Prompts of a step and attempts at each, the largest first; the one that is measured, by device.
 SHAPES, MEASURED = ((16, 8), (8, 8), (4, 8), (4, 4)), {"cpu": (4, 4)}
 # Of GRPO, for 16 episodes a step; by the square root of their number (Malladi et al. 2022, arXiv 2205.10287).
@@ -211,13 +211,11 @@ def fit(
             remedy=f"--minutes {enough}, or a smaller model",
         )
     around = _around(pace, minutes, heldout, warm_steps)
-    seconds = around.seconds
     taken, every = steps[shape], 0
     if validation:  # the last step is one of those that are compared
         evaluations = max(1, round(taken / _EVAL_EVERY))
         every = taken // evaluations
         taken = every * evaluations
-    seconds["GRPO"] = pace.load_s + taken * step_s(shape)
     batch, group = shape
     return Plan(
         warm_steps=around.warm_steps,
@@ -228,5 +226,5 @@ def fit(
         untrained_tasks=around.untrained_tasks,
         eval_every=every,
         max_new_tokens=max(_LEAST_NEW_TOKENS, 2 * pace.longest_turn),
-        seconds=seconds,
+        seconds={**around.seconds, "GRPO": pace.load_s + taken * step_s(shape)},
     )

@@ -83,6 +83,8 @@ def answer_holds(
     None (no answer was given) fails."""
     if answer is None:
         return False
+    if check.unit:
+        context = replace(context, said=f"{context.said} {check.unit}")
     before, line = split_answer(answer) if on_line else ("", answer)
     if line is None:
         return False
@@ -211,7 +213,7 @@ def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerCon
     stated = value_spans(check, exact, text, context, is_strict=False)
     right = [a for a in amounts(text) if any(start <= a.start < end for start, end in stated)]
     is_count = "pieces" in units_for(check, context, may_be_percent=False).names
-    rivals = rival_amounts(text, right, value, context, is_count=is_count, unit=check.unit)
+    rivals = rival_amounts(text, right, value, context, is_count=is_count)
     told = sorted({*right, *rivals}, key=lambda amount: amount.start)
     pairs = [(a, b) for a, b in pairwise(told) if (a in right) != (b in right) and are_joined(text, a, b)]
     joined = {amount for pair in pairs for amount in pair}

@@ -260,13 +260,16 @@ def is_bare(
             )
         )
         is_beside |= bool(before & {"the", "all", "these"}) and amount.number in range(2, 10)
-        # 0.12 is no 12%, if it is asked for in per cent.
-        is_converted = not ("%" in said and amount.unit == "%") and any(
-            is_conversion(amount, other) for other in stated
-        )
-        if is_count or is_repeated or is_beside or is_converted:
+        if is_count or is_repeated or is_beside or is_converted(amount, stated, said):
             rest = blanked(rest, [amount.span], " ")
     return _says_nothing_else(rest, targets, said, is_quoted, context, kind)
+
+
+def is_converted(amount: Amount, stated: Sequence[Amount], said: str) -> bool:
+    """Return whether an amount says one of `stated` in another unit. If the question (`said`) counts in per
+    cent, 0.12 is no 12%."""
+    is_share = "%" in said and amount.unit == "%"
+    return not is_share and any(is_conversion(amount, other) for other in stated)
 
 
 def _says_nothing_else(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from os.path import commonprefix
 from typing import Any
 
@@ -138,8 +137,6 @@ def _is_short_time(check: AnswerCheck, unit: Any) -> bool:
 
 def is_given(check: AnswerCheck, values: Sequence[Any], text: str, context: AnswerContext) -> bool:
     """Return whether a text that has been read gives one of `values`, which are all right."""
-    if check.unit:
-        context = replace(context, said=f"{context.said} {check.unit}")
     if holds_json(text) and not any(holds_json(format_value(value)) for value in values):
         return False
     if len(text.split()) > MAX_LINE_WORDS + 2 * sum(len(words(format_value(v))) for v in values):

@@ -26,6 +26,7 @@ from mcpagent.reward.grammar import (
     ORDINAL,
     blanked,
     is_bare,
+    is_converted,
     is_in_code,
     kind_of,
     record_texts,
@@ -293,17 +294,12 @@ def _stems(text: str) -> frozenset[str]:
 
 
 def rival_amounts(
-    text: str,
-    right: Sequence[Amount],
-    value: Any,
-    context: AnswerContext,
-    *,
-    is_count: bool,
-    unit: str | None = None,
+    text: str, right: Sequence[Amount], value: Any, context: AnswerContext, *, is_count: bool
 ) -> list[Amount]:
     """Return the amounts of a text that could be meant instead of the `right` ones: none of the question, of
     another kind of unit, of other things, in remarks or in clauses about others."""
-    asked = {amount.number for amount in amounts(canonical(context.said))} - {as_number(value)}
+    said = canonical(context.said)
+    asked = {amount.number for amount in amounts(said)} - {as_number(value)}
     units = [one.unit for one in right if one.unit]
     remarks = [m.span() for m in _REMARK.finditer(text) if not HEDGE.search(m[0])]
     rivals = [
@@ -317,7 +313,7 @@ def rival_amounts(
             or is_in_code(text, amount)
             or is_qualified(text, *amount.span)
         )
-        and not any(is_conversion(amount, one) for one in right if not (unit == "%" == amount.unit))
+        and not is_converted(amount, right, said)
         and not (amount.unit and any(not are_comparable(amount.unit, unit) for unit in units))
         and not (amount.unit not in (None, "pieces", "%") and is_count)
         and not (amount.unit is None and units and _NOUN.match(text, amount.end))
