@@ -21,10 +21,12 @@ from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.abstention import abstention_holds
+from mcpagent.reward.amounts import amounts
+from mcpagent.reward.canonical import canonical
 from mcpagent.reward.grammar import unwrapped
 from mcpagent.reward.line import CHANGED_FROM, is_given, read_answer
+from mcpagent.reward.moments import Span
 from mcpagent.reward.phrasing import HEDGE, AnswerContext, denied_after, is_affirmed, is_dump, plain
-from mcpagent.reward.reading import Span, amounts, canonical
 from mcpagent.reward.rivals import are_joined, is_about_another, is_shown_beside, rival_amounts
 from mcpagent.reward.spans import units_for, value_spans
 

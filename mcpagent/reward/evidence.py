@@ -21,7 +21,8 @@ from mcpagent.core.placeholders import (
 )
 from mcpagent.core.tasks import EvidenceFact
 from mcpagent.core.values import is_json_array, is_json_object
-from mcpagent.reward.reading import canonical, says
+from mcpagent.reward.canonical import canonical
+from mcpagent.reward.reading import says
 from mcpagent.reward.record import RecordedCall
 
 _FIELD = re.compile(r"[^:|,;<>]{1,40}[:=]\s*\S")

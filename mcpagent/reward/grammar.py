@@ -17,29 +17,15 @@ from mcpagent.core.answer_line import written_answer
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_array, is_json_object
+from mcpagent.reward.amounts import Amount, amounts, are_comparable, clocks, is_conversion, units_of
+from mcpagent.reward.canonical import canonical, is_number_word
 from mcpagent.reward.evidence import shown_records
+from mcpagent.reward.moments import Span, agree, moment_is, moments, whole_moment
+from mcpagent.reward.names import words
 from mcpagent.reward.phrasing import HEDGE, AnswerContext, is_qualified
-from mcpagent.reward.reading import (
-    WORDS,
-    Amount,
-    Span,
-    agree,
-    amounts,
-    are_comparable,
-    canonical,
-    clocks,
-    is_conversion,
-    is_number_word,
-    moment_is,
-    moments,
-    pattern,
-    says,
-    spans_of,
-    units_of,
-    whole_moment,
-    words,
-)
+from mcpagent.reward.reading import says, spans_of
 from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, SAFE, field_labels, stem, stems
+from mcpagent.reward.words import WORDS, pattern
 
 _MAX_OTHER_WORDS = 8  # of the value's record
 _MAX_NEW_WORDS = 5  # next to a number that the record has

@@ -14,6 +14,8 @@ from typing import Any
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_array, is_json_object
+from mcpagent.reward.amounts import ANY_UNITS, Units, as_durations, units_of
+from mcpagent.reward.canonical import canonical
 from mcpagent.reward.grammar import (
     BRACKETS,
     FEW_WORDS,
@@ -23,20 +25,10 @@ from mcpagent.reward.grammar import (
     without_annotations,
     without_contrast,
 )
+from mcpagent.reward.moments import Span, whole_moment
+from mcpagent.reward.names import words
 from mcpagent.reward.phrasing import HEDGE, AnswerContext, holds_json
-from mcpagent.reward.reading import (
-    ANY_UNITS,
-    WORDS,
-    Span,
-    Units,
-    as_durations,
-    canonical,
-    pattern,
-    spans_of,
-    units_of,
-    whole_moment,
-    words,
-)
+from mcpagent.reward.reading import spans_of
 from mcpagent.reward.rivals import is_denied_apart, stands
 from mcpagent.reward.spans import (
     BLANK,
@@ -52,6 +44,7 @@ from mcpagent.reward.spans import (
     value_spans,
     worded_spans,
 )
+from mcpagent.reward.words import WORDS, pattern
 
 MAX_LINE_WORDS = 40  # and what the value takes
 _OUT_OF = re.compile(r"(?<=\d) (?:out )?of (?:the )?\d+\b(?![-.,/:]\d)|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])")

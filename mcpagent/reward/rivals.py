@@ -15,6 +15,8 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.values import as_number
+from mcpagent.reward.amounts import Amount, amounts, are_comparable, clocks, is_conversion
+from mcpagent.reward.canonical import canonical
 from mcpagent.reward.evidence import shown_records
 from mcpagent.reward.grammar import (
     AMOUNTS,
@@ -33,22 +35,10 @@ from mcpagent.reward.grammar import (
     tags_of,
     without_annotations,
 )
+from mcpagent.reward.moments import Span, agree, moment_is, moments, whole_moment
+from mcpagent.reward.names import words
 from mcpagent.reward.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_qualified
-from mcpagent.reward.reading import (
-    Amount,
-    Span,
-    agree,
-    amounts,
-    are_comparable,
-    canonical,
-    clocks,
-    is_conversion,
-    moment_is,
-    moments,
-    says,
-    whole_moment,
-    words,
-)
+from mcpagent.reward.reading import says
 from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, NEGATED, SAFE, stem
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")

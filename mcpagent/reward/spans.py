@@ -10,27 +10,13 @@ from typing import Any
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_object
+from mcpagent.reward.amounts import Units, is_same_unit, unit_named, units_of
+from mcpagent.reward.canonical import LEGAL, canonical
+from mcpagent.reward.moments import Moment, Span, agree, moment_spans, moments, whole_moment
+from mcpagent.reward.names import UNSAID, american, words
 from mcpagent.reward.phrasing import AnswerContext
-from mcpagent.reward.reading import (
-    LEGAL,
-    UNSAID,
-    WORDS,
-    Moment,
-    Span,
-    Units,
-    agree,
-    american,
-    canonical,
-    is_same_unit,
-    moment_spans,
-    moments,
-    pattern,
-    spans_of,
-    unit_named,
-    units_of,
-    whole_moment,
-    words,
-)
+from mcpagent.reward.reading import spans_of
+from mcpagent.reward.words import WORDS, pattern
 
 BLANK = "\0"
 _DAY_FIELDS = frozenset(("year", "month", "day"))

@@ -16,8 +16,8 @@ from mcpagent.reward.answer import answer_holds
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.judge import JUDGED_METHODS, rubric_text
 from mcpagent.reward.line import polarity
+from mcpagent.reward.moments import whole_moment
 from mcpagent.reward.phrasing import AnswerContext
-from mcpagent.reward.reading import whole_moment
 
 _INVENTED_PASSES = (
     "abstain without final_answer: any answer without a call succeeds, an invented one too; give it a "

@@ -1,0 +1,175 @@
+"""Text as it is read: numbers in digits, one kind of quotes, no marks that say nothing."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from decimal import Decimal
+from functools import lru_cache
+from typing import cast
+
+from text_to_num import alpha2digit as _alpha2digit  # pyright: ignore
+
+from mcpagent.reward.words import WORDS, pattern
+
+_digits = cast("Callable[..., str]", _alpha2digit)  # it has no types
+
+_LONG_SPACE = re.compile(r"(\s\s)\s+")  # patterns with spaces take time by the square of it, or more
+_STRUCK = re.compile(r"~~.*?~~|<(del|s|strike)>.*?</\1>|(?:.\u0336)+", re.DOTALL | re.IGNORECASE)
+_MARKS = re.compile(
+    r"[*`]+|(?<!\w)_+|_+(?!\w)|^\s*>\s+|\bi\.e\.,?|</?(?:[biup]|em|strong|code|br|span|div|li|[uo]l)\s*/?>",
+    re.MULTILINE | re.IGNORECASE,
+)
+_TEX = re.compile(r"\\(?:left|right|quad)\b|\\[,;:! ()\[\]]|\$+(?=[^$\n]+\$(?!\d))|(?<=[\w})])\$+(?!\d)")
+_TEX_BOX = re.compile(r"\\(?:boxed|text\w*|math\w+)\s*\{([^{}]*)\}")
+_TEX_MARKS = (("\\times", "×"), ("\\cdot", "×"), ("\\%", "%"), ("\\$", "$"), ("{,}", ","), ("\\_", "_"))
+_LINK = re.compile(r"\[([^\]\n]+)\]\((?:mailto:)?([^()\s]+)\)|<((?:https?:|mailto:)?[^<>\s]*[@/][^<>\s]*)>")
+_POWER = re.compile(r"(\d(?:\.\d+)?)\s?[×x*·]\s?10\s?(?:\^\s?\{?\s?([-+−]?\d+)\}?|([⁻⁺]?[⁰¹²³⁴-⁹]+))")
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_VULGAR = re.compile(r"(\d*)\s?([¼½¾⅓⅔⅛])")
+_QUOTES = str.maketrans(
+    {
+        "’": "'",
+        "‘": "'",
+        "“": '"',
+        "”": '"',
+        "♭": "-flat",
+        "♯": "-sharp",
+        "−": "-",
+        "–": "-",
+        "—": "-",
+        "‑": "-",
+    }
+)
+_SPELT = pattern("spelt")
+_MORE_SPELT = [(re.compile(said, re.IGNORECASE), instead) for said, instead in WORDS["more_spelt"].items()]
+_SCALED = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?)[ -]({'|'.join(WORDS['scales'])})s?\b", re.IGNORECASE)
+_DECIMAL_SCALED = re.compile(r"\b(\d+\.\d+) (1000(?:000)*)\b")  # four point five million
+_FIRST_ONE = re.compile(
+    r"(?<=\d(?:st|nd|rd|th) )1\b|(?<=\b(?:last|next|only|same) )1(?=\W*$| (?:on|in|at|is|was|of)\b|[,;])"
+)
+_LONG_UNIT = re.compile("|".join(f"({pattern})" for pattern in WORDS["long_units"].values()), re.IGNORECASE)
+_LONG_UNIT_STARTS = tuple(WORDS["long_unit_starts"])  # one of them is in what has a long unit: quick to see
+_HALVES = {"half": 0.5, "quarter": 0.25, "three quarter": 0.75, "3 quarter": 0.75}
+_AND_A_HALF = re.compile(
+    r"\b(an?|one|\d+)((?: [a-z]+)?) and (?:an? )?(half|(?:(?:three|3) )?quarter)s?\b", re.IGNORECASE
+)
+_COINS = re.compile(r"\b(\d+) (euros?|dollars?|pounds?|francs?) (\d\d)\b(?! ?[c¢p%])", re.IGNORECASE)
+_CLOCK, _PART_OF_DAY = pattern("clock"), pattern("part_of_day")
+_DOTTED = re.compile(r"\b[A-Za-z]\.(?: ?[A-Za-z]\.){1,2}")
+LEGAL = frozenset(WORDS["legal_forms"].split())
+_AND = re.compile(r"\b(?:as well as|along with|together with|in addition to)\b", re.IGNORECASE)
+_COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?(?:°|degrees?)\s?([NSEW]|north|south|east|west)\b")
+_NUMERO = re.compile(
+    r"\bno\.? ?(?=#?\d)|\bno\. ?(?=[A-Z]+-\d)|(?<=[a-z] )no(?: is|:) (?=[A-Z]*[-/ ]?\d)|(?<!\w)#(?=\d)",
+    re.IGNORECASE,
+)
+_MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
+_MINUS_OUTSIDE = re.compile(r"(?<![\w-])-([A-Z]{3} ?|[₹¥] ?)(?=\d)")
+_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:[ ']\d{3})+(?!\d)")
+_COMMA_DECIMALS = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?!\d|,\d)")
+_COMMA_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d|,\d)")
+_POINT_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")
+MONTHS = [tuple(names.split()) for names in WORDS["months"]]
+MONTH = rf"(?:{'|'.join(name for names in MONTHS for name in names)})\b\.?"
+DAY = r"\d{1,2}(?:st|nd|rd|th|er)?"
+_DAYS_OF_MONTH = re.compile(
+    rf"(?<![,&\d] )(?<!and )(?<!or )\b({DAY}(?:(?:,| and| or| &|, and) {DAY})+ (?:of )?)({MONTH})",
+    re.IGNORECASE,
+)
+
+
+@lru_cache(maxsize=4096)
+def canonical(text: str) -> str:
+    """Return `text` without struck-out words, marks of Markdown and LaTeX and invisible characters, with
+    straight quotes, the digits 0 to 9 and numbers in digits."""
+    text = _STRUCK.sub(" ", _LONG_SPACE.sub(r"\1", text))
+    if "\\" in text or "$" in text:
+        for mark, instead in _TEX_MARKS:
+            text = text.replace(mark, instead)
+        text = _TEX.sub(" ", _TEX_BOX.sub(r"\1", _TEX_BOX.sub(r"\1", text)))
+    if "10" in text:
+        text = _POWER.sub(lambda m: f"{m[1]}e{(m[2] or m[3]).translate(_RAISED).replace('−', '-')}", text)
+    if not text.isascii():
+        text = _VULGAR.sub(lambda m: f"{float(m[1] or 0) + unicodedata.numeric(m[2]):.4g}", text)
+        text = unicodedata.normalize("NFKC", text.translate(_QUOTES))
+        text = "".join(map(_plain_character, text))
+    text = _AND.sub("and", _LINK.sub(_link, _MARKS.sub("", text)))
+    text = _DOTTED.sub(
+        lambda m: w if (w := m[0].replace(".", "").replace(" ", "")).lower() in LEGAL else m[0], text
+    )
+    text = _COORDINATE.sub(lambda m: ("-" if m[2][0] in "SWsw" else "") + m[1], text)
+    if any(map(text.lower().__contains__, _LONG_UNIT_STARTS)):
+        text = _LONG_UNIT.sub(_long_unit, text)
+    if _SPELT.search(text):
+        text = _SCALED.sub(_scaled, text)
+        for pattern, instead in _MORE_SPELT:
+            text = pattern.sub(instead, text)
+        # "one" stays a word: it is mostly a pronoun.
+        text = "\n".join(_digits(line, "en", threshold=1) for line in text.split("\n"))
+        text = _DECIMAL_SCALED.sub(lambda m: f"{Decimal(m[1]) * int(m[2]):f}", _FIRST_ONE.sub("one", text))
+    if "pound" in text.lower():  # "nine pounds and eighty pence"
+        text = _LONG_UNIT.sub(_long_unit, text)
+    text = _SCALED.sub(_scaled, _AND_A_HALF.sub(_with_half, text))
+    text = _COINS.sub(r"\1.\3 \2", text)
+    text = _PART_OF_DAY.sub(_on_the_clock, _CLOCK.sub(_clock, text))
+    if _DAYS_OF_MONTH.search(text):  # 24 and 25 April
+        text = _DAYS_OF_MONTH.sub(
+            lambda m: re.sub(r"(?<=\w)(?=,| and\b| or\b| &)", f" {m[2]}", m[1]) + m[2], text
+        )
+    text = _NUMERO.sub("number ", text)
+    text = _MINUS_OUTSIDE.sub(r"\1-", text)
+    text = _MINUS.sub("-", text)
+    text = _GROUPS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
+    text = _COMMA_GROUPS.sub(lambda m: m[0].replace(",", ""), text)
+    text = _POINT_GROUPS.sub(lambda m: m[0].replace(".", ""), text)
+    return _COMMA_DECIMALS.sub(lambda m: f"{m[1].replace('.', '')}.{m[2]}", text)
+
+
+@lru_cache(maxsize=4096)
+def is_number_word(word: str) -> bool:
+    """Return whether a word is a number in one of the languages that are known."""
+    return any(
+        _digits(word, language, threshold=0) != word for language in ("de", "fr", "es", "it", "pt", "nl")
+    )
+
+
+def _link(match: re.Match[str]) -> str:
+    shown, target = match[1], match[2]
+    if match[3]:
+        return match[3]
+    return shown if target.casefold() in shown.casefold() or "@" in target else f"{shown} ({target})"
+
+
+def _scaled(match: re.Match[str]) -> str:
+    number = Decimal(match[1].replace(",", "")).scaleb(WORDS["scales"][match[2].lower()])
+    return f"{number:f}"
+
+
+def _long_unit(match: re.Match[str]) -> str:
+    is_before = match.string[match.end() : match.end() + 1].isdigit()
+    return [*WORDS["long_units"]][(match.lastindex or 1) - 1] + " " * is_before
+
+
+def _with_half(match: re.Match[str]) -> str:
+    whole = int(match[1]) if match[1].isdigit() else 1
+    return f"{whole + _HALVES[match[3].lower()]:g}{match[2]}"
+
+
+def _clock(match: re.Match[str]) -> str:
+    minutes = {"half": 30, "quarter": 15}.get(match[1].lower()) or int(match[1])
+    hour = int(match[3])
+    return f"{hour}:{minutes:02}" if match[2].lower() == "past" else f"{(hour - 1) or 12}:{60 - minutes:02}"
+
+
+def _on_the_clock(match: re.Match[str]) -> str:
+    half = "am" if (match[3] or "").lower() == "morning" or (match[4] and match[1] == "12") else "pm"
+    return f"{match[1]}{match[2]} {half}"
+
+
+def _plain_character(character: str) -> str:
+    kind = unicodedata.category(character)
+    if kind == "Cf":
+        return ""
+    return str(unicodedata.digit(character)) if kind == "Nd" else character

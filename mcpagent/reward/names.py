@@ -1,0 +1,162 @@
+"""Names of people and things in canonical text, in the ways in which they are said."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from mcpagent.reward.amounts import amounts
+from mcpagent.reward.canonical import LEGAL, canonical
+from mcpagent.reward.moments import Span
+from mcpagent.reward.words import WORDS
+
+UNSAID = frozenset(WORDS["titles"].split())
+_TOKEN = re.compile(r"[^\W_]+(?:\+{1,2}(?!\w)|#)?")
+_LETTERS = str.maketrans({"ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
+_UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "å": "aa", "ø": "oe"})
+_WEEKDAY_NAME = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs?|ur)?(?:days?)?")
+_VERSION = re.compile(r"v\d+")
+_TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.(?:\s+|(?=[A-Z])))+(?=[^\W\d_])")  # no part of a host's name
+_HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27, Carouge
+_EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
+_LEADING_MARKS = re.compile(r"[^\w\s]+(?=\w)")
+_BETWEEN_WORDS = frozenset(("and", "on", "in", "at", "of", "the", "with", "number"))
+
+
+def words(text: str) -> list[str]:
+    """The words and numbers of canonical `text`, without letter case and diacritics."""
+    return [word for word, _, _ in _tokens(text)]
+
+
+@lru_cache(maxsize=4096)
+def _tokens(text: str, umlauts: bool = False) -> tuple[tuple[str, int, int], ...]:
+    return tuple((_folded(m[0], umlauts), m.start(), m.end()) for m in _TOKEN.finditer(text))
+
+
+def _folded(word: str, umlauts: bool = False) -> str:
+    word = word.casefold()
+    if word.isascii():
+        return word[1:] if _VERSION.fullmatch(word) else word
+    if umlauts:
+        word = word.translate(_UMLAUTS)
+    bare = "".join(c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c))
+    return bare.translate(_LETTERS)
+
+
+def name_spans(value: str, text: str) -> list[Span]:
+    """Return where canonical `text` has a name: its words in order, whatever stands between them, letter case
+    and diacritics apart. "Tom Weiss" is tom.weiss, "Fire and Flying" is "Fire, Flying", and a title, a legal
+    form or the order of a person's names is not a part of it."""
+    if not _tokens(value) or _EMAIL.fullmatch(value):  # a path such as "/"
+        exact = rf"(?<![\w/.\0-]){re.escape(value)}(?![\w/\0-]|\.\w)"
+        return [m.span() for m in re.finditer(exact, text, re.IGNORECASE)]
+    spans: list[Span] = []
+    read = {_tokens(text, umlauts) for umlauts in (False, not text.isascii())}  # "Åsen" is Aasen too
+    for form, is_rotated in _spellings(value):
+        if is_rotated and spans:
+            continue  # "Ramon Rossi, Ingrid Rossi" has no "Rossi, Ingrid"
+        apart = r"[/;&|\n\0]|\band\b" if is_rotated else r"\0"
+        runs = [run for tokens in read for run in _runs(form, tokens)]
+        spans += [(a, b) for a, b in runs if not re.search(apart, text[a:b])]
+    if lead := _LEADING_MARKS.match(value):  # ">=0.9", "/etc"
+        spans = [(a - len(lead[0]) * text[:a].endswith(lead[0]), b) for a, b in spans]
+    return _outermost(spans)
+
+
+@lru_cache(maxsize=4096)
+def _spellings(value: str) -> tuple[tuple[str, bool], ...]:
+    """The ways to say a name, each as its words put together, and whether the last ones come first in it."""
+    spellings: dict[tuple[str, bool], None] = {}
+    for umlauts in (False, True) if not value.isascii() else (False,):
+        tokens = [american(word) for word, _, _ in _tokens(canonical(value), umlauts)]
+        spellings |= {(form, False): None for form in _forms(tokens, value) if form}
+        spellings |= {(form, True): None for form in _rotations(tokens, value)}
+    return tuple(spellings)
+
+
+def _forms(tokens: list[str], value: str) -> Iterator[str]:
+    """The ways to say a name, each as its words put together: all of it, and without titles and the like."""
+    for some in (tokens, _bare_name(tokens, value)):
+        yield _put_together(word for word in some if word not in _BETWEEN_WORDS) or _put_together(some)
+    if (
+        len(tokens) > 1
+        and re.fullmatch(r"(?:[A-Z][^\W\d_]*\.?[ -]?)+", value)
+        and not re.match("[A-Z]{2}", value)
+    ):
+        yield "".join(word[0] for word in tokens[:-1]) + tokens[-1]  # J. S. Bach
+        yield "".join(word for word in tokens if len(word) > 1 and word not in UNSAID)
+    if address := _HOUSE_LAST.fullmatch(value):
+        street, house, place = map(words, address.groups())
+        yield _put_together(map(american, [*house, *street, *place]))
+    if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():
+        yield "".join(tokens) + "s"  # leopard sharks
+    if len(tokens) == 1 and len(value) > 2 and value.isalpha() and not value.istitle():
+        yield from (tokens[0] + ending for ending in ("ed", "d", "s"))  # "pass": it passed
+
+
+def _put_together(some: Iterable[str]) -> str:
+    """Words without what stands between them, but for numbers: 3.11.2 is not 3.1.12."""
+    return re.sub(r"(?<=\d) (?=\d)", ".", " ".join(some)).replace(" ", "")
+
+
+def _bare_name(tokens: list[str], value: str) -> list[str]:
+    abbreviated = len(re.findall(r"\w+", match[0])) if (match := _TITLES.match(value)) else 0
+    tokens = tokens[min(abbreviated, len(tokens) - 1) :]
+    while len(tokens) > 1 and tokens[0] in UNSAID:
+        tokens = tokens[1:]
+    if len(tokens) > 1 and re.match(r"[A-Z]\. ?[^\W\d]{2}", value):
+        tokens = tokens[1:]
+    while len(tokens) > 1 and tokens[-1] in LEGAL and value[:1].isupper():
+        tokens = tokens[:-1]
+    return tokens
+
+
+def _rotations(tokens: list[str], value: str) -> Iterator[str]:
+    """A person's names with the last ones first, and a thing with its measure first."""
+    bare = _bare_name(tokens, value)
+    is_person = 2 <= len(bare) <= 4 and value[:1].isupper() and all(word.isalpha() for word in bare)
+    if is_person or (3 <= len(bare) <= 5 and value.islower() and amounts(canonical(value))):  # hex key 5 mm
+        for at in range(1, len(bare)):
+            yield "".join(bare[at:] + bare[:at])
+
+
+def _outermost(spans: list[Span]) -> list[Span]:
+    """Spans that are not within others, in order."""
+    return sorted(
+        span
+        for span in set(spans)
+        if not any(a <= span[0] and span[1] <= b and (a, b) != span for a, b in spans)
+    )
+
+
+def _runs(joined: str, tokens: tuple[tuple[str, int, int], ...]) -> Iterator[Span]:
+    """Runs of tokens that are `joined` put together, in British or American spelling; small words between
+    them are read over."""
+    for first, (word, start, _) in enumerate(tokens):
+        if not joined.startswith(american(word)) or (word in _BETWEEN_WORDS and joined != word):
+            continue
+        rest, last = joined, ""
+        for other, _, end in tokens[first:]:
+            part = "." * (rest[:1] == ".") + american(other)
+            # "load1: 5" is no load15.
+            is_split = last[-1:].isdigit() and not last.isdigit() and part[0].isdigit()
+            last = part
+            if rest.startswith(part) and not is_split and not (other in _BETWEEN_WORDS and rest != joined):
+                rest = rest[len(part) :]
+            elif other not in _BETWEEN_WORDS:
+                break
+            if not rest:
+                yield start, end
+                break
+
+
+@lru_cache(maxsize=4096)
+def american(word: str) -> str:
+    """Return a word in a spelling that is the same for all; a weekday as its first three letters."""
+    if weekday := _WEEKDAY_NAME.fullmatch(word):
+        return weekday[1]
+    for british, american in WORDS["american"].items():
+        word = word.replace(british, american)
+    return word
