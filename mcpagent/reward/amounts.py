@@ -12,8 +12,8 @@ from mcpagent.reward.words import WORDS, pattern
 
 _SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mio": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12, "tn": 1e12}
 _SCALE = re.compile(r"\s?(k|mn|mio|m|bn|b|tn|t)\b(?![/²³23])", re.IGNORECASE)
-MONEY = frozenset(WORDS["money"])
-UNITS: dict[str, tuple[str, float]] = {  # name -> what it measures, and how many of the first one it is
+_MONEY = frozenset(WORDS["money"])
+_UNITS: dict[str, tuple[str, float]] = {  # name -> what it measures, and how many of the first one it is
     name: (kind, float(factor))
     for kind, names_by_factor in (WORDS["units"] | WORDS["money"]).items()
     for factor, names in names_by_factor.items()
@@ -23,16 +23,24 @@ for _kind, _names in WORDS["prefixed"].items():
     for _prefix, _factor in WORDS["prefixes"].items():
         _short, _, _long = _prefix.partition(" ")
         for _name in _names.split():
-            written = (_short + _name,) if len(_name) <= 2 else (_long + _name, f"{_long}{_name}s")
-            if _kind != "data" or float(_factor) >= 1:
-                UNITS.update({name: (_kind, float(_factor)) for name in written if name not in UNITS})
-UNITS.update(
-    {name.lower(): u for name, u in reversed(UNITS.items()) if len(name) > 1 and name.lower() not in UNITS}
+            written = [_short + _name] * (len(_name) <= 3) + [_long + _name, f"{_long}{_name}s"] * (
+                len(_name) > 2
+            )
+            if not _kind.startswith("data") or float(_factor) >= 1:
+                one = _UNITS[_name][1] if _name in _UNITS else 1.0
+                _UNITS.update({name: (_kind, float(_factor) * one) for name in written if name not in _UNITS})
+_UNITS.update(
+    {name.lower(): u for name, u in reversed(_UNITS.items()) if len(name) > 1 and name.lower() not in _UNITS}
 )
 _CELSIUS = {"kelvin": (1.0, -273.15), "K": (1.0, -273.15), "fahrenheit": (5 / 9, -160 / 9)}
 _PERCENT = re.compile(r"percent\b|pct\b|prozent\b")
 _UNIT_BEFORE = re.compile(r"(?:([$€£¥₹])|\b([A-Z]{3}))\s?-?$|\b(inr|usd|chf|gbp|cad|aud) -?$")
-_UNIT_AFTER = re.compile(r"[ -]?([A-Za-z]+/[a-z]+|[A-Za-złμ]+[23]?(?![^\W\d])|[€£$¥₹¢%])")
+_UNIT = r"(?:[A-Za-złμ]+[23]?(?![^\W\d])|[€£$¥₹¢%])"
+_UNIT_AFTER = re.compile(rf"[ -]?({_UNIT})(/[a-z]+)?")
+_RATE_AFTER = re.compile(rf"(?:\s?/\s?|\s(?:per|an?|each|every)\s)((?:\d+ ?)?{_UNIT})")
+_RATE = re.compile(rf"({_UNIT})/(?:(\d+) ?)?({_UNIT})")
+_RATE_NAMED = re.compile(rf"(?<![\w/-]){_RATE.pattern}(?![\w/-])")
+_RATES = {("length", "time"): "speed", ("energy", "time"): "power"}
 _POINT_GROUP = re.compile(r"-?[1-9]\d{0,2}\.\d{3}")
 _DAY_RANGE = re.compile(r"\b\d{1,2}(?:st|nd|rd|th)?\s?(?:-|to|until|bis)\s?$")  # 21 to 25 August
 _MORE_OF_IT = re.compile(r"(?:,| and|, and)?\s?")
@@ -40,8 +48,9 @@ _MORE_OF_IT = re.compile(r"(?:,| and|, and)?\s?")
 
 @dataclass(frozen=True)
 class Amount:
-    """A number of a text with what follows from how it is written: `decimals` shown, `unit` named. "7 m" may
-    also be seven million, and "12.450 euros" 12450: `also` has such numbers with their units."""
+    """A number of a text with what follows from how it is written: `decimals` shown, `unit` named, and what
+    the unit is counted `per`: h of L/h. "7 m" may also be seven million, and "12.450 euros" 12450: `also` has
+    such numbers with their units."""
 
     number: float
     start: int
@@ -49,6 +58,12 @@ class Amount:
     decimals: int = 0
     unit: str | None = None
     also: tuple[tuple[float, str | None], ...] = ()
+    per: str | None = None
+
+    @property
+    def rate(self) -> str | None:
+        """The unit with what it is counted per."""
+        return f"{self.unit}/{self.per}" if self.unit and self.per else self.unit
 
     @property
     def span(self) -> Span:
@@ -70,7 +85,7 @@ def amounts(text: str) -> tuple[Amount, ...]:
         amount = _amount(text, number, start, end, last.end if last else 0)
         if last is not None and _MORE_OF_IT.fullmatch(text[last.end : start]) and _is_part(amount, last):
             more = _base(amount.number, amount.unit) * (-1 if last.number < 0 else 1)
-            together = (_base(last.number, last.unit) + more) / UNITS[amount.unit or ""][1]
+            together = (_base(last.number, last.unit) + more) / _UNITS[amount.unit or ""][1]
             in_first = round(_in_unit(together, amount.unit or "", last.unit or ""), 9), last.unit
             amount = Amount(
                 round(together, 9), last.start, amount.end, amount.decimals, amount.unit, (in_first,)
@@ -85,18 +100,20 @@ def _amount(text: str, number: float, start: int, end: int, begin: int) -> Amoun
     decimals = len(written.partition(".")[2]) if "e" not in written.lower() else 9
     before = _UNIT_BEFORE.search(text[max(begin, start - 5) : start])
     unit = (before[1] or before[3] or before[2].lower()) if before else None
-    unit = unit if unit in UNITS else None
+    unit = unit if unit in _UNITS else None
     unit = next((mark for mark in written[:2] if mark in "$€£"), unit)
     also: list[tuple[float, str | None]] = []
     if scale := _SCALE.match(text, end):
         scaled = number * _SCALES[scale[1].lower()]
-        if scale[1] in UNITS and unit is None:
+        if scale[1] in _UNITS and unit is None:
             also.append((scaled, unit))
         else:
             number, end, decimals = scaled, scale.end(), 0
     if (after := _UNIT_AFTER.match(text, end)) and unit is None:
-        unit = unit_named(after[1])
+        unit = after[2] and unit_named(after[1] + after[2])  # km/h
         end = after.end() if unit else end
+        if unit is None and (unit := unit_named(after[1])):
+            end = after.end(1)
         if unit in ("pound", "pounds"):
             also.append((number, "gbp"))
     if unit in ("$", "dollar", "dollars"):
@@ -105,30 +122,58 @@ def _amount(text: str, number: float, start: int, end: int, begin: int) -> Amoun
         also += [(number, "celsius"), (number, "fahrenheit")]
     if _POINT_GROUP.fullmatch(written):
         also.append((float(written.replace(".", "")), unit))  # as Germans write it
-    return Amount(number, start, end, decimals, unit, tuple(also))
+    per = _RATE_AFTER.match(text, end) if unit else None
+    per = per[1] if per and measure(f"{unit}/{per[1]}") else None
+    return Amount(number, start, end, decimals, unit, tuple(also), per)
+
+
+@lru_cache(maxsize=1024)
+def measure(unit: str) -> tuple[str, float] | None:
+    """Return what a unit measures, and how many of the first one of its kind it is; of a rate such as mg/L or
+    L/100 km too. None if it is no unit."""
+    if unit in _UNITS or not (rate := _RATE.fullmatch(unit)):
+        return _UNITS.get(unit)
+    of = re.sub("^([kKMGT]?)b$", r"\1bit", rate[1])  # Mb/s are megabits
+    parts = [_UNITS.get(unit_named(part) or "") for part in (of, rate[3])]
+    if parts[0] is None or parts[1] is None:
+        return None
+    (kind, factor), (per, one) = parts
+    return _RATES.get((kind, per), f"{kind}/{per}"), factor / (one * int(rate[2] or 1))
+
+
+def _measured(unit: str) -> tuple[str, float]:
+    return measure(unit) or ("", 1.0)
+
+
+def is_money(unit: str) -> bool:
+    """Return whether a unit is a currency."""
+    return _UNITS.get(unit, ("",))[0] in _MONEY
 
 
 def unit_named(word: str) -> str | None:
     """Return the unit that a word is, if any."""
-    if word in UNITS:
+    if word in _UNITS:
         return word
     lowered = _PERCENT.sub("%", word.lower())
-    return lowered if len(word) != 1 and lowered in UNITS else None
+    return lowered if len(word) != 1 and lowered in _UNITS else None
 
 
 def _is_part(amount: Amount, of: Amount) -> bool:
     """Whether an amount goes on with another one: the minutes of hours, the cents of euros."""
     if amount.unit is None or of.unit is None or of.decimals or amount.number < 0:
         return False
-    (kind, factor), (other_kind, other) = UNITS[amount.unit], UNITS[of.unit]
+    (kind, factor), (other_kind, other) = _UNITS[amount.unit], _UNITS[of.unit]
     return _is_comparable(kind, other_kind) and kind != "percent" and amount.number * factor < other
 
 
 def units_of(text: str) -> set[str]:
     """Return the units that a text names: what an amount in it may be counted in."""
-    named = re.findall(r"(?<![\w-])[A-Za-złμ]+(?:/[a-z]+|[23])?(?![\w-])|[€£$¥₹%]", _PERCENT.sub("%", text))
+    text = _PERCENT.sub("%", text)
+    rates = {rate[0] for rate in _RATE_NAMED.finditer(text) if measure(rate[0]) and not unit_named(rate[0])}
+    text = _RATE_NAMED.sub(lambda m: " " if m[0] in rates else m[0], text)
+    named = re.findall(r"(?<![\w-])[A-Za-złμ]+(?:/[a-z]+|[23])?(?![\w-])|[€£$¥₹%]", text)
     units = map(unit_named, named)
-    return {unit for unit in units if unit is not None}
+    return rates | {unit for unit in units if unit is not None}
 
 
 @dataclass(frozen=True)
@@ -161,42 +206,48 @@ def _reads(
         return _number_is(shown, round(number / 100, shown.decimals), value, tolerance)
     if unit is None or not units.names or unit in units.names:
         return _number_is(amount, number, value, tolerance)
-    if any(name not in UNITS and name.startswith(unit) for name in units.names):
+    if any(measure(name) is None and name.startswith(unit) for name in units.names):
         return _number_is(amount, number, value, tolerance)  # 184m of millicores
-    kind = UNITS[unit][0]
-    kinds = {name: UNITS[name][0] for name in units.names if name in UNITS}
-    same = [name for name, other in kinds.items() if _is_comparable(kind, other)]
+    # What is asked for as a rate is said as one; of money that goes without saying.
+    names = {
+        money if not amount.per and (money := unit_named(name.split("/")[0])) and is_money(money) else name
+        for name in units.names
+    }
+    kinds = {name: one[0] for name in names if (one := measure(name))}
+    is_rate = amount.per and any("/" in name or kind == "speed" for name, kind in kinds.items())
+    rate = f"{unit}/{amount.per}" if is_rate else unit
+    same = [name for name, other in kinds.items() if _is_comparable(_measured(rate)[0], other)]
     if not same:
         # An amount of money is one of money; other units may go unsaid in the question.
-        is_other = units.is_exact or not MONEY.isdisjoint(kinds.values())
+        is_other = units.is_exact or any(map(is_money, kinds))
         return not is_other and _number_is(amount, number, value, tolerance)
-    return any(_number_is(amount, _in_unit(number, unit, other), value, tolerance) for other in same)
+    return any(_number_is(amount, _in_unit(number, rate, other), value, tolerance) for other in same)
 
 
 def _base(number: float, unit: str | None) -> float:
     """A number of a unit in the first one of its kind."""
-    factor, offset = _CELSIUS.get(unit or "", (UNITS[unit][1] if unit else 1.0, 0.0))
+    factor, offset = _CELSIUS.get(unit or "", (_measured(unit)[1] if unit else 1.0, 0.0))
     return number * factor + offset
 
 
 def _in_unit(number: float, unit: str, other: str) -> float:
-    factor, offset = _CELSIUS.get(other, (UNITS[other][1], 0.0))
+    factor, offset = _CELSIUS.get(other, (_measured(other)[1], 0.0))
     return (_base(number, unit) - offset) / factor
 
 
 def is_same_unit(word: str, other: str) -> bool:
     """Return whether two words are names of one unit: km and kilometre."""
-    units = [UNITS.get(unit_named(name) or "") for name in (word, other)]
+    units = [_UNITS.get(unit_named(name) or "") for name in (word, other)]
     return units[0] is not None and units[0] == units[1]
 
 
 def are_comparable(unit: str, other: str) -> bool:
     """Whether two units measure the same kind of thing."""
-    return _is_comparable(UNITS[unit][0], UNITS[other][0])
+    return _is_comparable(_UNITS[unit][0], _UNITS[other][0])
 
 
 def _is_comparable(kind: str, other: str) -> bool:
-    return kind == other or ("cent" in (kind, other) and kind in MONEY and other in MONEY)
+    return kind == other or ("cent" in (kind, other) and kind in _MONEY and other in _MONEY)
 
 
 def _number_is(amount: Amount, number: float, value: float, tolerance: float) -> bool:
@@ -216,15 +267,15 @@ def is_conversion(amount: Amount, of: Amount) -> bool:
     if {amount.unit, of.unit} == {"%", None}:
         share, plain = (amount, of) if amount.unit else (of, amount)
         return numbers_equal(plain.number, share.number / 100)
-    if amount.unit is None or of.unit is None or amount.unit == of.unit:
+    if amount.rate is None or of.rate is None or amount.rate == of.rate:
         return False
-    kind, other_kind = UNITS[amount.unit][0], UNITS[of.unit][0]
+    kind, other_kind = _measured(amount.rate)[0], _measured(of.rate)[0]
     if not _is_comparable(kind, other_kind):
         return False
-    left, right = _base(amount.number, amount.unit), _base(of.number, of.unit)
+    left, right = _base(amount.number, amount.rate), _base(of.number, of.rate)
     if kind == "temperature":
         return abs(left - right) <= 1
-    shown = max(0.5 * 10.0**-a.decimals * UNITS[a.unit or ""][1] for a in (amount, of))
+    shown = max(0.5 * 10.0**-a.decimals * _measured(a.rate or "")[1] for a in (amount, of))
     return abs(left - right) <= shown * (1 + 1e-6)
 
 
@@ -237,7 +288,7 @@ def as_durations(text: str, *, is_short: bool = False) -> str:
 
     def duration(match: re.Match[str]) -> str:
         first, second, third = match[1], match[2], match[3] or match[4]
-        if is_short and third is None:
+        if is_short and third is None and ":" in match[0]:
             return f"{first} min {second} s"
         return f"{first} h {second} min" + (f" {third} s" if third else "")
 

@@ -27,7 +27,7 @@ from mcpagent.reward.grammar import unwrapped
 from mcpagent.reward.line import CHANGED_FROM, is_given, read_answer
 from mcpagent.reward.moments import Span
 from mcpagent.reward.phrasing import HEDGE, AnswerContext, denied_after, is_affirmed, is_dump, plain
-from mcpagent.reward.rivals import are_joined, is_about_another, is_shown_beside, rival_amounts
+from mcpagent.reward.rivals import are_joined, is_about_another, is_of_another, is_shown_beside, rival_amounts
 from mcpagent.reward.spans import units_for, value_spans
 
 MAX_DIFFERENT_NUMBERS = 4
@@ -51,8 +51,11 @@ _OF_OTHERS = re.compile(  # "The other three are open."
 )
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _ASIDE = re.compile(
-    r",\s+(?:and |but )?(?:while|whereas|after|before|which|who|though|although|unlike|compared|against"
-    r"|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
+    r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
+    r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
+)
+_COMPARISON = re.compile(
+    r"(?:,\s+unlike|\s(?:compared (?:with|to)|against|ahead of|behind|followed by))\b(?:[^,.;\n]|[.,](?=\d))*"
 )
 _NOTHING = AnswerContext()
 # What asks for a bound, and how an answer says that its value is one.
@@ -159,7 +162,7 @@ def _is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: A
     for part in _SENTENCE.split(answer):
         if HEDGE.search(part) or is_about_another(part, facts, context):
             answer = answer.replace(part, "")
-    answer = CHANGED_FROM.sub(" ", answer)
+    answer = _without_aside(CHANGED_FROM.sub(" ", answer))
     return not is_dump(answer, facts, context, is_typed=is_typed)
 
 
@@ -167,7 +170,12 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     """Whether the value is said and not denied: a number or facts anywhere, anything else by a sentence that
     would do as the answer line."""
     if check.type == "number":
-        return _states_number(check, value, text, context)
+        alone = _COMPARISON.sub("", text)  # another one's, if something else is said of this one
+        text = (
+            alone if any(amount.number not in _given(context, set()) for amount in amounts(alone)) else text
+        )
+        texts = dict.fromkeys((text, _without_aside(text)))
+        return any(_states_number(check, value, told, context) for told in texts)
     if check.type == "must_include":
         return _includes_all(as_facts(value), check, text, context)
     sentences = [text, *_SENTENCE.split(text), *_LINE.split(text)]
@@ -220,6 +228,7 @@ def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerCon
     pairs = [(a, b) for a, b in pairwise(told) if (a in right) != (b in right) and are_joined(text, a, b)]
     joined = {amount for pair in pairs for amount in pair}
     stated = [span for span in stated if not any(span[0] <= one.start < span[1] for one in joined)]
+    stated = [span for span in stated if not is_of_another(text, span, value, context)]
     if not _is_said(stated, text, context):
         return False
     unknown = [rival for rival in rivals if not is_shown_beside(rival, [value], context)]

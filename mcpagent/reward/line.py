@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from os.path import commonprefix
 from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_array, is_json_object
-from mcpagent.reward.amounts import ANY_UNITS, Units, as_durations, units_of
+from mcpagent.reward.amounts import ANY_UNITS, Units, amounts, as_durations, is_conversion, units_of
 from mcpagent.reward.canonical import canonical
 from mcpagent.reward.grammar import (
     BRACKETS,
@@ -57,6 +59,8 @@ _TERM = r"[\s()€$£]*\d[\d.,]*\s?[^\W\d_]{0,9}[\s()€$£%]*"
 _SUM = re.compile(rf"^(?:{_TERM}[-+*/×÷])+{_TERM}=\s*(?=\S)|\((?:{_TERM}[-+*/×÷])+{_TERM}\)")
 _TABLE_HEAD = re.compile(r"^[^\n]*\|[^\n]*\n[ |:-]*-[ |:-]*\n", re.MULTILINE)
 _SYMBOL = re.compile(r"^[A-Za-z]{1,2} ?= ?")
+_CLOCKS = re.compile(r"\d+:\d\d(?::\d\d)?(?: ?(?:min|h)\b)?")
+_OR = re.compile(r",? (?:or|which is|that is|equal to) (?:about |roughly |approximately |around |~)?")
 _THEN = re.compile(r"\s*(?:->|→|⟶|[<>])\s*")
 _RANGE = re.compile(r"\0 ?(?:-|to|through|until) ?\0")  # "41 to 43" has 42 too
 _NONE_WORDS = re.compile(
@@ -106,14 +110,27 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = _OUT_OF.sub("", text)
     if check.type == "number":
         text = _OUT_OF.sub("", _OF_TOTAL.sub(r"\1", _SUM.sub("", _SYMBOL.sub("", text))))
+        text = _without_conversions(text)
     if check.type == "date" and (moment := whole_moment(format_value(check.value))):
         text = text if "day" in moment.said else _DOTTED_TIME.sub(r"\1:\2", text)
     unit = check.unit if check.type == "number" else check.value if check.type in ("name", "pairs") else ""
     is_time = bool(_UNIT_OF_TIME & units_of(str(unit or "")))
     if is_time or re.search(r"\d:\d\d", str(unit or "")):
         text = re.sub(r"\b(\d+):(\d\d) ?min(?:utes)?\b", r"\1 min \2 s", text)
-        text = re.sub(r"(?<=\d) ?m\b(?= ?\d+ ?s)|(?<=h)( ?\d+) ?m\b", r"\1 min", text)
+        text = re.sub(r"(?<=\d) ?m ?(?=\d+ ?s\b)|(?<=h)( ?\d+) ?m(?:\b|(?=\d)) ?", r"\1 min ", text)
+    if is_time and (apart := _CLOCKS.sub(" ", text)) != text:
+        # If the time that it takes is said with its unit, clocks are times of day.
+        is_time = not any(amount.unit in _UNIT_OF_TIME for amount in amounts(apart))
     return as_durations(text, is_short=_is_short_time(check, unit)) if is_time else text
+
+
+def _without_conversions(text: str) -> str:
+    """A text without amounts that say the one before them in another unit: "1610612736 bytes, or 1.6 GB"."""
+    for first, second in reversed([*pairwise(amounts(text))]):
+        joint = _OR.fullmatch(text[first.end : second.start])
+        if joint and is_conversion(second, replace(first, decimals=min(first.decimals, second.decimals))):
+            text = text[: first.end] + text[second.end :]
+    return text
 
 
 def _has_total(text: str, pairs: Mapping[str, Any]) -> bool:
@@ -303,9 +320,12 @@ def item_spans(
     for place in sorted(range(len(items)), key=lambda i: -len(format_value(items[i]))):
         here = _item_spans(items[place], text, context, tolerance)
         here = here or spans_of(short(items[place], items), text)
-        if not here and items[place] not in [items[other] for other in spans]:
+        same = [other for other in range(len(items)) if items[other] == items[place]]
+        if in_order and len(same) > 1 and len(here) >= len(same):  # each of them is one of the list
+            spans |= {other: [span] for other, span in zip(same, sorted(here), strict=False)}
+        elif not here and not any(other in spans for other in same):
             return None
-        spans[place] = here
+        spans.setdefault(place, here)
         text = blanked(text, here)
     firsts = [spans[place][0][0] for place in range(len(items)) if spans[place]]
     if in_order and firsts != sorted(firsts):

@@ -31,7 +31,8 @@ _TIME = (
 _ZONES = {name: int(hours * 3600) for name, hours in WORDS["zones"].items()}
 _ZONE_NAME = re.compile(rf"\b({'|'.join(_ZONES)})\b")
 _ZONE = (
-    r"(?:(?: (?:local )?time)?\s?\(?(?:(?:UTC|GMT)?\s?[+-]\d{2}:?\d{2}\b|(?:UTC|GMT)[+-]\d{1,2}\b|Z\b"
+    r"(?:(?: (?:local )?time)?\s?\(?"
+    r"(?:(?:(?:UTC|GMT)\s?[+-]|\+|(?:(?<=T\d\d:\d\d)|(?<=:\d\d:\d\d)|(?<=\.\d{3}))-)\d{2}:?\d{2}\b|(?:UTC|GMT)[+-]\d{1,2}\b|Z\b"
     rf"|(?:{'|'.join(sorted(_ZONES, key=len, reverse=True))})\b))?"
 )
 _JOINT = r"(?:at|um|à|on|by|from|the|of|around|about|approximately|starting)"
@@ -44,6 +45,8 @@ _MOMENT = re.compile(
     re.IGNORECASE,
 )
 _ZONE_SIGN = re.compile(r"(?:UTC|GMT)\s?([+-])(\d{1,2}):?(\d{2})?", re.IGNORECASE)
+_RANGE = re.compile(r"(\d{1,2}:\d\d)\s?(?:[-–]|to)\s?(\d{1,2}:\d\d)")
+_TO = re.compile(r"\s*(?:-|to|until|till|through|and)\s*", re.IGNORECASE)
 _FIELDS = ("year", "month", "day", "hour", "minute", "second")
 _UNREAD = re.compile(rf"\b(?:{_JOINT}|de|(?:local )?time|Uhr)\b|[()]| - |(?<=\d)er\b", re.IGNORECASE)
 _DEFAULTS = (datetime(1904, 1, 1), datetime(1908, 12, 28, 23, 59, 58))
@@ -161,6 +164,21 @@ def moment_spans(
             whole = replace(date, said=date.said | {"hour", "minute"}, readings=readings)
             if moment_is(whole, value, precision=precision):
                 spans += [(date.start, date.end), (time.start, time.end)]
+    return spans
+
+
+def range_spans(value: str, text: str) -> list[Span] | None:
+    """Return where canonical text says a time of day to another: 08:30-09:45 as "8:30 to 9:45 AM". None if
+    the value is no such range."""
+    if (ends := _RANGE.fullmatch(value)) is None:
+        return None
+    wanted = [tuple(map(int, end.split(":"))) for end in ends.groups()]
+    spans: list[Span] = []
+    for first, last in pairwise(m for m in moments(text) if "hour" in m.said):
+        start, end = ((m.readings[0].hour, m.readings[0].minute) for m in (first, last))
+        starts = [start, (start[0] + 12, start[1])] if end[0] >= 12 > start[0] else [start]  # 1:00 to 2:30 PM
+        if _TO.fullmatch(text[first.end : last.start]) and end == wanted[1] and wanted[0] in starts:
+            spans.append((first.start, last.end))
     return spans
 
 

@@ -22,7 +22,9 @@ _TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.(?:\s+|(?=[A-Z])))+(?=[^\W\d_])")  # no
 _HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27, Carouge
 _EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
 _LEADING_MARKS = re.compile(r"[^\w\s]+(?=\w)")
-_BETWEEN_WORDS = frozenset(("and", "on", "in", "at", "of", "the", "with", "number"))
+_BETWEEN_WORDS = frozenset(
+    ("and", "on", "in", "at", "of", "the", "with", "number", "is", "are", "was", "were")
+)
 
 
 def words(text: str) -> list[str]:
@@ -142,9 +144,8 @@ def _runs(joined: str, tokens: tuple[tuple[str, int, int], ...]) -> Iterator[Spa
             part = "." * (rest[:1] == ".") + american(other)
             # "load1: 5" is no load15.
             is_split = last[-1:].isdigit() and not last.isdigit() and part[0].isdigit()
-            last = part
             if rest.startswith(part) and not is_split and not (other in _BETWEEN_WORDS and rest != joined):
-                rest = rest[len(part) :]
+                rest, last = rest[len(part) :], part
             elif other not in _BETWEEN_WORDS:
                 break
             if not rest:

@@ -28,7 +28,8 @@ HEDGE = re.compile(rf"\b(?:{_HEDGES})\b|\?|[<>≠≤≥不非¬❌✗✘❎🚫�
 # "More than X" and "the one next to X" are not X.
 _QUALIFIED_BEFORE = pattern("qualified_before")
 _BOUNDED_BEFORE = re.compile(
-    r"\b(?:over|under|before|above|below|beyond|(?<!add )(?<!adds )up to)\s+(?:(?:the|at|in|on)\s+)?$"
+    r"\b(?:over|under|before|above|below|beyond|(?<!add )(?<!adds )(?<!added )up to)\s+"
+    r"(?:(?:the|at|in|on)\s+)?$"
 )  # of an amount
 _QUALIFIED_AFTER = pattern("qualified_after")
 # What is said in a clause holds for it alone; what is wrong ahead of a colon is what follows.
@@ -73,7 +74,8 @@ def denied_after(text: str, end: int) -> bool:
 def is_qualified(text: str, start: int, end: int, *, is_amount: bool = True) -> bool:
     """Whether `text[start:end]` is not what is said, but something that is told by it: "more than X". An
     amount, which a date is too, also has bounds: "before X"."""
-    before, after = text[max(0, start - 40) : start].casefold(), text[end : end + 20].casefold()
+    before = text[max(0, start - 40) : start].casefold().rpartition("\n")[2]
+    after = text[end : end + 20].casefold()[text[start:end].count("'") % 2 :]  # a quoted end is no genitive
     if is_amount and re.search(r"\d", text[start:end]) and _BOUNDED_BEFORE.search(before):
         return True
     return _QUALIFIED_BEFORE.search(before) is not None or _QUALIFIED_AFTER.match(after) is not None

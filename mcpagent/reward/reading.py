@@ -12,10 +12,12 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.values import as_number
-from mcpagent.reward.amounts import ANY_UNITS, MONEY, UNITS, Amount, Units, amount_is, amounts
+from mcpagent.reward.amounts import ANY_UNITS, Amount, Units, amount_is, amounts, is_money
 from mcpagent.reward.canonical import canonical
-from mcpagent.reward.moments import Span, moment_spans, whole_moment
+from mcpagent.reward.moments import Span, moment_spans, range_spans, whole_moment
 from mcpagent.reward.names import name_spans
+
+_SIZE = re.compile(r"(?<=\d)([KMGT])$")  # 378G, as df and kubectl say
 
 
 def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = ANY_UNITS) -> list[Span]:
@@ -29,12 +31,16 @@ def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = AN
         places = [a.span for a in amounts(text) if amount_is(a, exact, tolerance=tolerance, units=units)]
         return places or (name_spans(value, text) if isinstance(value, str) else _small_numbers(target, text))
     written = format_value(value)
+    if (times := range_spans(written, text)) is not None:
+        return times
     if (moment := whole_moment(written)) is not None:
         spans = moment_spans(text, moment, precision=None)
     else:
         spans = name_spans(written, text)
     if not spans and (short := re.fullmatch(r"0?0:(\d\d:\d\d)", written)):
         spans = [m.span() for m in re.finditer(rf"(?<![\d:])0?{short[1].lstrip('0')}(?![\d:])", text)]
+    if spans and _SIZE.search(written):
+        return spans
     if (not spans or moment is None) and (quantity := _quantity(written)):
         units = Units(frozenset((quantity.unit or "",)), is_exact=True)
         same = [a for a in amounts(text) if amount_is(a, quantity.number, tolerance=0.0, units=units)]
@@ -50,13 +56,13 @@ def _quantity(written: str) -> Amount | None:
     """The amount that a text is as a whole, with its unit; 3:07 and 0:03:07 are 187 seconds."""
     if clock := re.fullmatch(r"(?:(\d+):)?(\d+):(\d\d(?:\.\d+)?)", written):
         return Amount(int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + float(clock[3]), 0, 0, unit="s")
-    value = canonical(written).strip()
+    value = _SIZE.sub(r"\1B", canonical(written).strip())
     told = amounts(value)
     is_whole = len(told) == 1 and told[0].end == len(value)
     if not is_whole or told[0].unit is None:
         return None
     before = value[: told[0].start].strip()  # "CHF 20", but not "HR 20 B"
-    return told[0] if UNITS.get(before.lower(), (before,))[0] in {"", *MONEY} else None
+    return told[0] if not before or is_money(before.lower()) else None
 
 
 def _digits_of(number: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence, Set
 from functools import lru_cache
+from itertools import pairwise, takewhile
 from math import isclose
 from typing import Any
 
@@ -27,6 +28,7 @@ from mcpagent.reward.grammar import (
     NUMBER,
     ORDINAL,
     blanked,
+    is_amount,
     is_bare,
     is_converted,
     is_in_code,
@@ -39,7 +41,7 @@ from mcpagent.reward.moments import Span, agree, moment_is, moments, whole_momen
 from mcpagent.reward.names import words
 from mcpagent.reward.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_qualified
 from mcpagent.reward.reading import says
-from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, NEGATED, SAFE, stem
+from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, NEGATED, SAFE, field_labels, stem, stems
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
 _CLAUSE_END = re.compile(
@@ -54,8 +56,13 @@ _REMARK = re.compile(r"\([^()]*[^\W\d_][^()]*\)")
 _ALL_OF = re.compile(r"\b(?:the|all|these) $")
 _CLAUSE = re.compile(r"[^;.\n(),]+(?:[.,](?=\d)[^;.\n(),]+)*")
 _ITEM_JOINT = re.compile(r"([,;&|/\n](?:\s*and\b)?|\band\b|(?<=\w)[.:](?=\s|$))")
+_PART_END = re.compile(r"(?<=[.!?])\s+|[\n;,(]|\b(?:and|but|while|whereas)\b")
+_SUBJECT = re.compile(r"([^:]*[^\W\d_][^:]*?)(?::| (?:is|are|was|were|has|have|had)\b)")
+_OF_THING = re.compile(r"(?:\W+\w+){0,3}?\s(?:of|in|for)\s(.+)")
 _LACKS = re.compile(r"\0 (?:has|have|had|with) no(?:body)?\b")  # "which is free?" - "B has no assignee"
 _NAMED = frozenset(("named", "called"))
+_YEAR = re.compile(r"\b(?:in|during|for) (?:19|20)\d\d\b(?![-/.,]\d)", re.IGNORECASE)
+_PER_THING = re.compile(r" per (?!hour|day|night|week|month|quarter|year)[a-z]+")
 _NOUN = re.compile(r" [^\W\d_]{3,}")
 
 
@@ -93,6 +100,12 @@ def stands(
 ) -> bool:
     """Return whether a text that says a value says it: an answer line says nothing else, a free text nothing
     against it."""
+    if (
+        len(targets) == 1
+        and kind != "choice"
+        and all(is_of_another(text, s, targets[0], context) for s in spans)
+    ):
+        return False
     if context.on_line and not context.is_lenient:
         return is_bare(text, spans, targets, context, kind=kind, is_quoted=is_quoted)
     kind = kind or kind_of(targets)
@@ -141,13 +154,15 @@ def _marked(
         is_known = not dates or (kind != "items" and any(agree(moment, other) for other in shown))
         rest = blanked(rest, [(moment.start, moment.end)], " " if is_same else DATE if is_known else NUMBER)
     heard = {amount.number for amount in amounts(said)}
+    if not dates and not any(_YEAR.fullmatch(f"in {format_value(target)}") for target in targets):
+        rest = _YEAR.sub(lambda m: " " * len(m[0]), rest)
     if kind == "items":
         heard.add(len(targets))
     for date in dates:
         heard.update((date.readings[0].year, date.readings[0].year % 100))
-    is_apart = kind in ("name", "code") or not any(re.search(r"\d", format_value(t)) for t in targets)
+    is_apart = kind in ("name", "code") or not any(map(is_amount, targets))
     for amount in amounts(rest):
-        if DATE in rest[slice(*amount.span)] or is_in_code(rest, amount):
+        if DATE in rest[slice(*amount.span)] or is_in_code(rest, amount) or ORDINAL.match(rest, amount.start):
             continue
         is_same = amount.number in heard or any(is_conversion(amount, one) for one in right)
         if not is_same and (is_apart or dates):
@@ -186,6 +201,9 @@ def _has_other_items(rest: str, of_items: Set[str]) -> bool:
             break
         told = words(parts[at])
         is_clause = any(FUNCTION_WORDS.get(word, "") in ("c", "p") for word in told)
+        if at > last and len(items) > 1 and not is_closed and "and" in parts[at - 1]:
+            told = list(takewhile(lambda word: FUNCTION_WORDS.get(word) != "c", told))  # "A, B and C are"
+            is_clause = len(told) == len(words(parts[at])) and is_clause
         if (
             at not in items
             and not is_clause
@@ -241,6 +259,34 @@ def is_denied_apart(text: str, span: Span, spans: Sequence[Span]) -> bool:
     start, end = max(e for e in edges if e <= span[0]), min(e for e in edges if e > span[0])
     is_of_value = any(a < end and start < b for a, b in spans)
     return not is_of_value and NEGATED.search(text[start : span[0]]) is not None
+
+
+def is_of_another(text: str, span: Span, value: Any, context: AnswerContext) -> bool:
+    """Whether what a text says at `span` is said of another shown record than those that show the value:
+    "B has 5", "B: 5", "5 in B", and 5 is of A."""
+    own = [words(told) for told in record_texts([value], context)]
+    edges = [0, *(m.end() for m in _PART_END.finditer(text)), len(text)]
+    start, end = max(e for e in edges if e <= span[0]), min(e for e in edges if e >= span[1])
+    before, after = _SUBJECT.match(text[start : span[0]]), _OF_THING.match(text[span[1] : end])
+    labels = {stem(word) for result in context.results for word in field_labels(result.content)}
+    heard = stems(canonical(context.said)) | labels
+    for match in (before, after) if own else ():
+        named = [m[0] for m in re.finditer(r"[^\W_]+", match[1])] if match else []
+        while named and (named[-1].casefold() in SAFE or stem(named[-1].casefold()) in heard):
+            named.pop()
+        while named and (named[0].casefold() in SAFE or stem(named[0].casefold()) in heard):
+            named.pop(0)
+        told, is_name = words(" ".join(named)), any(not word.islower() for word in named)
+        if told and not any({*told} & {*of_own} for of_own in own):
+            return any(_has_named(r.content, tuple(told), is_name=is_name) for r in context.results)
+    return False
+
+
+@lru_cache(maxsize=1024)
+def _has_named(content: str, named: tuple[str, ...], *, is_name: bool) -> bool:
+    """Whether a value of a record is what is named, or begins with a name."""
+    leaves = [words(leaf) for record in shown_records(content) for leaf in record.leaves]
+    return any(tuple(leaf[: len(named)] if is_name else leaf) == named for leaf in leaves)
 
 
 def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) -> bool:
@@ -307,14 +353,18 @@ def rival_amounts(
         and not (amount.unit and any(not are_comparable(amount.unit, unit) for unit in units))
         and not (amount.unit not in (None, "pieces", "%") and is_count)
         and not (amount.unit is None and units and _NOUN.match(text, amount.end))
+        and not (right and _PER_THING.match(text, amount.end))
         and not (
             any(start <= amount.start < end for start, end in remarks)
             and (amount.unit is None or not units or is_shown_beside(amount, [], context))
         )
     ]
-    clauses = [
-        m.span() for m in _CLAUSE.finditer(text) if any(m.start() <= a.start < m.end() for a in rivals)
+    edges = [0, *(m.end() for m in _SENTENCE_END.finditer(text)), len(text)]
+    clauses = [m.span() for m in _CLAUSE.finditer(text)]
+    clauses += [  # "Only B has more (21)."
+        (a, b) for a, b in pairwise(edges) if not any(a <= one.start < b for one in right)
     ]
+    clauses = [(a, b) for a, b in clauses if any(a <= rival.start < b for rival in rivals)]
     others = [
         span for span in clauses if is_about_another(text[slice(*span)], [format_value(value)], context)
     ]

@@ -9,9 +9,11 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
+from mcpagent.core.text_records import text_records
 from mcpagent.core.values import as_number, is_json_object
-from mcpagent.reward.amounts import Units, is_same_unit, unit_named, units_of
+from mcpagent.reward.amounts import Units, is_money, is_same_unit, unit_named, units_of
 from mcpagent.reward.canonical import LEGAL, canonical
+from mcpagent.reward.evidence import shown_records
 from mcpagent.reward.moments import Moment, Span, agree, moment_spans, moments, whole_moment
 from mcpagent.reward.names import UNSAID, american, words
 from mcpagent.reward.phrasing import AnswerContext
@@ -33,9 +35,6 @@ _NAME_BEFORE, _NAME_AFTER = (
     re.compile(r"(?:(?:\b[A-Z][\w']*[.]?|\0)[ -]+)+$"),
     re.compile(r"(?:(?: d[aeiu]| d[eo]s| v[ao]n| de[nr]| la)*[ -]+(?:[A-Z][\w']*|\0))+"),
 )
-_MONEY_UNITS = frozenset(
-    name for names in WORDS["money"].values() for some in names.values() for name in some.split()
-)
 _OTHER_MONEY = re.compile(r"(?<=\d)\s?([A-Z]{3})\b")
 _COUNTED = re.compile(r" (?:([a-z]+) )?([a-z]{2,}[^\Ws]s)\b")
 _FIELD = re.compile(r"([A-Za-z_][\w ]{0,40})[\"']?\s*[:=]\s*[\"']?(-?\d[\d.]*)")
@@ -54,6 +53,7 @@ _EVERY = re.compile(r"(?:\b(?:once )?(?:every|each|per|an?|pro|par|je)\s+|/\s?)(
 _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
 _PREFIXED = re.compile(r"([^\W\d_](?:.*\D)?)(\d{2,})")
 _ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
+_NOUN_OF_VERB = re.compile(r"^[a-z]{3,}(?:ure|ess|ion|al|ing|ment)$")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 NEGATED = re.compile(r"\b(?:not|no|never|none|nobody|nothing|cannot|without|\w+n't)\b", re.IGNORECASE)
 _ORDINALS = (("first", "former", "1st"), ("second", "latter", "2nd"), ("third", "3rd"), ("fourth", "4th"))
@@ -76,6 +76,8 @@ def value_spans(
         return (
             spans_of(written, text)
             or worded_spans(written, text)
+            or _with_heard_words(written, text, context)
+            or _without_kind(written, text, context)
             or (part_spans(written, text, context) if _is_person(written, context.said) else [])
         )
     is_whole = (as_number(value) or 0.0).is_integer()
@@ -96,7 +98,7 @@ def value_spans(
         for span in spans
         if not (target and _is_other_rate(text, span, target, f"{context.said} {check.unit or ''}", context))
         and not (
-            _MONEY_UNITS & units.names
+            any(map(is_money, units.names))
             and (money := _OTHER_MONEY.match(text, span[1]))
             and unit_named(money[1]) is None
         )
@@ -106,6 +108,29 @@ def value_spans(
             and (stem(thing[2]) in others or (is_named and _is_unheard(thing, check, context)))
         )
     ]
+
+
+def _with_heard_words(name: str, text: str, context: AnswerContext) -> list[Span]:
+    """Where a text says a name with words of the question in it: "Apache License 2.0" of Apache-2.0."""
+    heard, own = stems(canonical(context.said)), stems(name)
+    if len(own) < 2:
+        return []
+    return spans_of(
+        name, _WORD.sub(lambda m: " " * len(m[0]) if stem(m[0].casefold()) in heard - own else m[0], text)
+    )
+
+
+def _without_kind(name: str, text: str, context: AnswerContext) -> list[Span]:
+    """Where a text says a name without the word with which other names that are shown begin: "Ahorn" of
+    Room Ahorn, if there is a Room Linden."""
+    kind, _, bare = name.partition(" ")
+    if not bare.replace(" ", "").isalpha() or not bare.istitle():
+        return []
+    leaves = {leaf for result in context.results for r in shown_records(result.content) for leaf in r.leaves}
+    others = [
+        leaf for leaf in leaves if leaf.startswith(f"{kind} ") and leaf != name and len(leaf.split()) < 4
+    ]
+    return spans_of(bare, text) if others else []
 
 
 def _unasked_of(moment: Moment, said: str) -> Set[str]:
@@ -136,7 +161,8 @@ def _is_other_rate(text: str, span: Span, value: float, said: str, context: Answ
     shown = _periods("\n".join(result.content for result in context.results)) - _fields_of_others(
         value, context
     )
-    asked = _periods(" ".join([*(m[1] for m in _EVERY.finditer(said)), *_PERIODIC.findall(said)]))
+    asked = {_PERIODS.get(m[1].casefold()) for m in _EVERY.finditer(said)}
+    asked |= _periods(" ".join(_PERIODIC.findall(said)))
     shown |= {"year"} if "%" in units_of(text) else frozenset()
     results = " ".join(canonical(result.content.replace("_", " ")) for result in context.results)
     if (of := _PER_OTHER.match(text, span[1])) and of[1].casefold() not in _PERIODS:
@@ -169,7 +195,8 @@ def worded_spans(value: Any, text: str) -> list[Span]:
         return [m.span() for m in _EVERY.finditer(text) if _PERIODS.get(m[1].casefold()) == period]
     needed = value_parts(value)
     if len(needed) < 2:
-        return []
+        said = [m for m in re.finditer(r"\b[a-z]+ed\b", text) if _NOUN_OF_VERB.search(value)]
+        return [m.span() for m in said if _is_inflected(m[0], value)]  # "it failed" of failure
     told = [
         (part, m.start(), m.end()) for m in _WORD.finditer(text) for part in _word_parts(m[0], is_all=True)
     ]
@@ -260,8 +287,20 @@ def _units_of_field(number: float | None, context: AnswerContext) -> set[str]:
         for name, told in _FIELD.findall(result.content)
         if as_number(told) == number
     ]
+    fields += [
+        name
+        for result in context.results
+        for record in _table(result.content)
+        for name, told in record.items()
+        if as_number(told) == number
+    ]
     ends = {name.split("_")[-1] for name in fields if "_" in name}
     return {unit for end in ends if (unit := unit_named(end))} if len(ends) == 1 == len({*fields}) else set()
+
+
+@lru_cache(maxsize=64)
+def _table(content: str) -> list[dict[str, Any]]:
+    return [record for record in text_records(content) or [] if is_json_object(record)]
 
 
 @lru_cache(maxsize=512)
@@ -313,11 +352,20 @@ def option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
     worded = worded_spans(written.replace(" ", "_") if written.islower() else written, text)
     if spans := spans_of(option, text) or spans_of(short(option, check.options), text):
         return spans + [span for span in worded if not any(a < span[1] and span[0] < b for a, b in spans)]
-    if worded:
+    if worded or (worded := _of_own_part(written, check.options, text)):
         return worded
     place = check.options.index(option) if option in check.options else len(_ORDINALS)
     named = _ORDINALS[place] if place < len(_ORDINALS) else ()
     return [m.span() for word in named for m in re.finditer(rf"\b{word}\b", text, re.IGNORECASE)]
+
+
+def _of_own_part(option: str, options: Sequence[Any], text: str) -> list[Span]:
+    """Where a text has a name of an option that no other one has: "Mr. Pask's" of Lionel Pask."""
+    told = [str(other).split() for other in options]
+    parts = [part for part in option.split() if sum(part in other for other in told) == 1]
+    parts = [part for part in parts if part.istitle() and part.isalpha() and part.casefold() not in SAFE]
+    spans = [span for part in parts if len(option.split()) > 1 for span in spans_of(part, text)]
+    return [span for span in spans if text[span[0]].isupper()]
 
 
 @lru_cache(maxsize=512)

@@ -1,0 +1,239 @@
+"""Rates, ranges of times, sizes, conversions and things that are said of another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.reward.test_values import holds
+
+FLATS = "flat 2: 790 EUR per month\nflat 3: 850 EUR per month"
+SHOWS = """\
+| Show | Episodes | Subscribers |
+|---|---|---|
+| Night Ferry | 24 | 9,150 |
+| Bread & Bytes | 50 | 6,020 |"""
+ROOMS = (
+    '{"events": [{"title": "Review", "room": "Room Linden"}, {"title": "Training", "room": "Room Ahorn"}]}'
+)
+RUNS = "| Run | Result |\n|---|---|\n| 5508 | success |\n| 5509 | failure |"
+ROTA = "Mon: Whitby\nTue: Whitby\nWed: Folarin\nThu: Ada"
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "number", "value": 5.2, "unit": "L/h"},
+            "What is the flow of pump 3?",
+            '{"pump": 3, "flow_l_h": 5.2}',
+            ("5.2 L/h", "5.2 litres per hour", "5.2 liters an hour", "5200 ml/h"),
+            ("5.2 ml/h", "5.2 L/min", "5.2 m3/h", "5.2 kg/h"),
+        ),
+        (
+            {"type": "number", "value": 940, "unit": "Mbit/s"},
+            "How fast is the link?",
+            "eth0: 940",
+            ("940 Mbit/s", "940 Mbps", "940 Mb/s", "940 megabits per second", "0.94 Gbit/s", "117.5 MB/s"),
+            ("940 MB/s", "940 Gbit/s", "940 kbit/s"),
+        ),
+        (
+            {"type": "number", "value": 12.5, "unit": "mg/L"},
+            "What is the concentration?",
+            '{"conc": 12.5, "unit": "mg/L"}',
+            ("12.5 mg/l", "12.5 milligrams per litre", "0.0125 g/L"),
+            ("12.5 g/L", "12.5 µg/L", "12.5 mg/mL"),
+        ),
+        (
+            {"type": "number", "value": 1.03, "unit": "g/cm3"},
+            "What is the density?",
+            '{"density": 1.03}',
+            ("1.03 g/cm³", "1.03 grams per cubic centimetre", "1030 kg/m3"),
+            ("1.03 kg/m3", "1.03 mg/cm3"),
+        ),
+        (
+            {"type": "number", "value": 6.4, "unit": "L/100 km"},
+            "What does it use?",
+            '{"use": 6.4}',
+            ("6.4 l/100km", "6.4 litres per 100 kilometres"),
+            ("6.4 L/km", "6.4 ml/100 km"),
+        ),
+        (
+            {"type": "number", "value": 850, "unit": "EUR/month"},
+            "What is the rent of flat 3?",
+            FLATS,
+            ("€850", "850 euros a month", "€850/month", "850"),
+            ("€850 per week", "850 USD per month", "€790"),
+        ),
+        (
+            {"type": "number", "value": -6.4, "unit": "µrad"},
+            "How did the tilt change?",
+            '{"tilt": -6.4}',
+            ("−6.4 microradians", "-6.4 µrad"),
+            ("-6.4 rad", "6.4 µrad"),
+        ),
+        (
+            {"type": "set", "value": ["08:30-09:45", "13:00-14:30"]},
+            "Which slots are free?",
+            "- 08:30-09:45\n- 13:00-14:30",
+            ("8:30–9:45, 13:00–14:30", "8:30 to 9:45 AM and 1:00 to 2:30 PM"),
+            ("8:30 and 13:00", "8:30–9:45, 13:00–14:00", "8:30–9:45, 1:00–2:30 AM"),
+        ),
+        (
+            {"type": "name", "value": "08:30-09:45"},
+            "Which slot is free?",
+            "- 08:30-09:45",
+            ("8:30–9:45", "from 8:30 to 9:45"),
+            ("8:30", "9:45", "8:30–9:30"),
+        ),
+        (
+            {"type": "number", "value": 2592, "unit": "s"},
+            "How long did run 2291 take?",
+            "duration 43m 12s",
+            ("43 min 12 s", "43:12", "43m12s", "2,592 seconds"),
+            ("43 h 12 min", "43 hours and 12 minutes"),
+        ),
+        (
+            {"type": "pairs", "value": {"/home": "378G", "/boot": "690M"}},
+            "How much is available on /home and /boot?",
+            "/home 378G\n/boot 690M",
+            ("/home: 378G, /boot: 690M", "/home 378 GB, /boot 690 MB"),
+            ("/home 378 MB, /boot 690 GB", "/home 690 MB, /boot 378 GB"),
+        ),
+        (
+            {"type": "pairs", "value": {"q_03ac": 1840.2, "q_b9e5": 63.5}},
+            "What are the mean times of q_03ac and q_b9e5?",
+            "queryid,calls,mean_ms\nq_03ac,96,1840.2\nq_b9e5,1207,63.5",
+            ("q_03ac 1.8402 s, q_b9e5 63.5 ms",),
+            ("q_03ac 1840.2 s, q_b9e5 63.5 s",),
+        ),
+        (
+            {"type": "pairs", "value": {"5508": "success", "5509": "failure"}},
+            "What were the results of runs 5508 and 5509?",
+            RUNS,
+            ("5508 succeeded, 5509 failed",),
+            ("5508 failed, 5509 succeeded",),
+        ),
+        (
+            {"type": "list", "value": ["Whitby", "Whitby", "Folarin", "Ada"]},
+            "Who is on duty, day by day?",
+            ROTA,
+            ("Whitby, Whitby, Folarin, Ada", "Whitby, then Whitby, then Folarin, then Ada"),
+            ("Whitby, Folarin, Ada, Whitby", "Whitby, Folarin, Whitby, Ada"),
+        ),
+        (
+            {"type": "name", "value": "Room Ahorn"},
+            "Where does the training take place?",
+            ROOMS,
+            ("Ahorn", "in Room Ahorn"),
+            ("Linden", "in Room Linden", "Ahorn or Linden"),
+        ),
+        (
+            {"type": "name", "value": "Apache-2.0"},
+            "What licence does it have?",
+            '{"license": "Apache-2.0"}',
+            ("Apache-2.0", "Apache License 2.0"),
+            ("Apache License 1.1", "MIT License 2.0"),
+        ),
+        (
+            {"type": "choice", "value": "Mr. Lionel Pask", "options": ["Dr. Amara Nwosu", "Mr. Lionel Pask"]},
+            "Whose duty ends first?",
+            "Dr. Amara Nwosu: 3 May\nMr. Lionel Pask: 2 May",
+            ("Mr. Pask", "Lionel's"),
+            ("Dr. Nwosu", "Amara's", "Pask or Nwosu"),
+        ),
+    ],
+)
+def test_a_value_is_read_in_its_unit_its_range_and_its_other_names(
+    check: dict[str, Any],
+    said: str,
+    shown: str,
+    right: tuple[str, ...],
+    wrong: tuple[str, ...],
+    on_line: bool,
+) -> None:
+    heard = [text for text in (*right, *wrong) if holds(check, text, said=said, shown=shown, on_line=on_line)]
+    assert heard == list(right)
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+def test_a_value_that_is_said_of_another_thing_is_no_answer(on_line: bool) -> None:
+    check, asked = {"type": "number", "value": 6020}, "How many subscribers does Bread & Bytes have?"
+    for right in ("Bread & Bytes: 6,020", "Bread & Bytes has 6,020 subscribers", "6,020 in all"):
+        assert holds(check, right, said=asked, shown=SHOWS, on_line=on_line), right
+    for wrong in (
+        "Night Ferry has 6,020 subscribers",
+        "Night Ferry: 6,020",
+        "The show Night Ferry has 6,020",
+    ):
+        assert not holds(check, wrong, said=asked, shown=SHOWS, on_line=on_line), wrong
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "number", "value": 6020},
+            "How many subscribers does Bread & Bytes have?",
+            SHOWS,
+            "It has 6,020 subscribers, which puts it in second place behind Night Ferry with 9,150.",
+            "It has 9,150 subscribers, which puts it ahead of Night Ferry with 6,020.",
+        ),
+        (
+            {"type": "number", "value": 77.9, "unit": "kg"},
+            "How much honey was there in 2025?",
+            "2024: 61.3 kg\n2025: 77.9 kg",
+            "The harvest of 2025 added up to 77.9 kg, compared with 61.3 kg in 2024.",
+            "The harvest of 2025 added up to 61.3 kg, compared with 77.9 kg in 2024.",
+        ),
+        (
+            {"type": "number", "value": 149, "unit": "EUR"},
+            "What does the course cost?",
+            "Lead Climbing: 149 EUR, 4 sessions",
+            "It costs €149 for four sessions, which comes to €37.25 per session.",
+            "It costs €596, that is four times €149.",
+        ),
+        (
+            {"type": "number", "value": 1610612736, "unit": "bytes"},
+            "How large is it?",
+            "size: 1610612736",
+            "It has 1610612736 bytes, or roughly 1.6 GB.",
+            "It has 1610612736 bytes, or roughly 1.6 TB.",
+        ),
+        (
+            {"type": "number", "value": 150, "unit": "min"},
+            "How long is the exam?",
+            "Maths 08:30 150 min",
+            "Two and a half hours (150 min), so it finishes at 11:00.",
+            "It starts at 08:30 and finishes at 11:30.",
+        ),
+        (
+            {"type": "choice", "value": "Bread & Bytes", "options": ["Bread & Bytes", "Night Ferry"]},
+            "Which show has more episodes?",
+            SHOWS,
+            "Bread & Bytes has more episodes (50), followed by Night Ferry at 24.",
+            "Night Ferry has more episodes (50), followed by Bread & Bytes at 24.",
+        ),
+        (
+            {"type": "set", "value": ["8c", "10a"]},
+            "Which classes are affected?",
+            "8c: Biology\n10a: History",
+            "Classes 8c and 10a are affected.",
+            "Classes 8c, 10a and 7d are affected.",
+        ),
+        (
+            {"type": "set", "value": ["Salvia 'Caradonna'", "Geranium 'Rozanne'"]},
+            "Which are on bench B3?",
+            "Salvia 'Caradonna': B3\nGeranium 'Rozanne': B3\nNepeta 'Giant': B4",
+            "Bench B3 holds Salvia 'Caradonna' and Geranium 'Rozanne'.",
+            "Salvia 'Caradonna', Geranium 'Rozanne' and Nepeta 'Giant' are on bench B3.",
+        ),
+    ],
+)
+def test_what_is_said_of_others_beside_a_value_is_no_rival_in_a_free_text(
+    check: dict[str, Any], said: str, shown: str, right: str, wrong: str
+) -> None:
+    assert holds(check, right, said=said, shown=shown, on_line=False)
+    assert not holds(check, wrong, said=said, shown=shown, on_line=False)
