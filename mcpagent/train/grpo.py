@@ -297,7 +297,8 @@ def _note_broken_terms(run: GrpoRun, trajectories: Sequence[Trajectory]) -> None
 
 def _evaluate(run: GrpoRun, record: JsonObject) -> None:
     state, every = run.state, run.settings.eval_every
-    if not every or state.step % every or not run.tasks.validation:
+    is_compared = state.best_step is not None and state.step == run.settings.total_steps  # the last one too
+    if not every or not run.tasks.validation or (state.step % every and not is_compared):
         return
     result = run.actor.evaluate(run.tasks.validation, step=state.step)
     record["validation_success"] = result.scored_success

@@ -84,6 +84,7 @@ class HealthMonitor:
         self._limits, self._note = limits, note
         self._history: dict[str, list[_Seen]] = {}
         self._streak: Counter[str] = Counter()
+        self._idle = 0  # steps in a row that trained nothing
         self._reason: str | None = None
         self.is_well = True  # no limit was passed at the last step
 
@@ -115,6 +116,14 @@ class HealthMonitor:
                 findings[name] = finding
                 if not self._streak[name]:
                     note(f"health, step {record['step']}: {finding}")
+        self._idle = self._idle + 1 if record.get("trained_samples") == 0 else 0
+        if self._idle == PATIENCE:
+            success = record.get("success_rate", 0.0)
+            note(
+                f"step {record['step']}: the last {PATIENCE} steps trained nothing, since all attempts at "
+                f"each task earned the same (success {success:.0%}): take harder tasks if it is high, easier "
+                "ones or more demonstrations if it is low"
+            )
         self._streak = Counter({name: self._streak[name] + 1 for name in findings})
         self.is_well = not findings
         ends = next((name for name, steps in self._streak.items() if steps >= PATIENCE), None)

@@ -207,6 +207,16 @@ def test_old_checkpoints_go_but_the_best_and_the_last_seen_healthy_stay(tmp_path
     assert kept(run) == [2, 5, 6]
 
 
+def test_the_last_step_is_compared_with_the_best_whatever_the_steps_between(tmp_path: Path) -> None:
+    actor = ScriptedActor(successes=[0.1, 0.2, 0.3, 0.5, 0.6, 0.9])
+    run = a_run(tmp_path / "run", actor=actor, eval_every=4)
+    train_grpo(run)
+    assert (run.state.best_step, run.state.best_success) == (6, 0.9)
+    early = a_run(tmp_path / "early", actor=actor, eval_every=10)
+    train_grpo(early)
+    assert early.state.best_step is None, "nothing to compare it with"
+
+
 def test_evaluations_that_lost_episodes_neither_win_by_it_nor_end_the_run(tmp_path: Path) -> None:
     # Step 2 looks perfect among the few that were scored; steps 3 and 4 lost theirs to a dead server.
     actor = ScriptedActor(successes=[0.4, 0.3, 0.0, 0.2, 0.5, 0.1])

@@ -122,6 +122,16 @@ def test_what_was_never_there_cannot_be_lost() -> None:
     assert after(silent, *[nothing] * 6)[0] is None
 
 
+def test_steps_that_train_nothing_are_told_once_and_end_no_run() -> None:
+    solved = {**HEALTHY, "success_rate": 1.0, "trained_samples": 0}
+    trains = {**HEALTHY, "trained_samples": 16}
+    reason, notes = after(trains, *[solved] * 6)
+    assert reason is None
+    assert [note.partition(",")[0] for note in notes] == ["step 4: the last 3 steps trained nothing"]
+    assert "success 100%" in notes[0]
+    assert after(*[solved, solved, trains] * 3) == (None, [])
+
+
 def test_a_resumed_run_remembers_by_its_records() -> None:
     sick = {**HEALTHY, "calls_mean": 0.05}
     whole = HealthMonitor(LIMITS)
