@@ -49,6 +49,10 @@ _COMMON = pattern("common")
 # Where one is told to look, or asked, names are examples.
 _ADVICE = pattern("advice")
 _ONLY = re.compile(r"\b(?:only|just)\b")
+_SEVERAL = re.compile(
+    r"\W*(?:there are|(?:you|we|i) (?:have|see|found)) "
+    r"(?:several|many|multiple|more than one|two|three|four|five|six|seven|eight|nine|ten|\d+)\b"
+)
 _FEW = 3
 _LARGE = 10_000
 _SMALL = 10  # "I have two tools" tells nothing
@@ -157,11 +161,14 @@ def _claims(clause: str, context: AnswerContext, *, is_asked: bool) -> bool:
     harmless = (_REQUEST, _HELP, _HARMLESS, _ADVICE)
     if _refuses(clause) or any(pattern.search(clause) for pattern in harmless):
         return False
+    said = {_singular(word) for word in tokens(context.said)}
+    filler = {_singular(word) for word in WORDS["filler"].split()}
+    if is_asked and (several := _SEVERAL.match(clause)):  # "there are three warehouses"
+        clause, filler = clause[several.end() :], filler | said
     seen = " ".join(f"{result.content} {result.tool.replace('_', ' ')}" for result in context.results)
     shown = {_singular(word) for word in tokens(seen)}
-    told = {_singular(word) for word in tokens(clause)} - {_singular(w) for w in WORDS["filler"].split()}
-    unseen = told - shown
-    if shown and not unseen & {_singular(word) for word in tokens(context.said)}:
+    unseen = {_singular(word) for word in tokens(clause)} - filler - shown
+    if shown and not unseen & said:
         return len(unseen) > (_FEW if is_asked or _ONLY.search(clause) else 1)  # "the system only knows A"
     return not shown or bool(unseen)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mcpagent.core.values import located_numbers, numbers_equal
-from mcpagent.reward.moments import Span, moments
+from mcpagent.reward.moments import Moment, Span, moments
 from mcpagent.reward.words import WORDS, pattern
 
 _SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mio": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12, "tn": 1e12}
@@ -78,8 +78,8 @@ def amounts(text: str) -> tuple[Amount, ...]:
     amounts_read: list[Amount] = []
     told = list(text)
     for moment in moments(text):
-        start = match.start() if (match := _DAY_RANGE.search(text[: moment.start])) else moment.start
-        told[start : moment.end] = " " * (moment.end - start)
+        start, end = with_first_day(text, moment)
+        told[start:end] = " " * (end - start)
     for number, start, end in [*located_numbers("".join(told))] or located_numbers(text):
         last = amounts_read[-1] if amounts_read else None
         amount = _amount(text, number, start, end, last.end if last else 0)
@@ -93,6 +93,12 @@ def amounts(text: str) -> tuple[Amount, ...]:
             amounts_read.pop()
         amounts_read.append(amount)
     return tuple(amounts_read)
+
+
+def with_first_day(text: str, moment: Moment) -> Span:
+    """Return where a text says a date with the first day of a range that it ends: "21 to 25 August"."""
+    match = _DAY_RANGE.search(text[: moment.start])
+    return (match.start() if match else moment.start), moment.end
 
 
 def _amount(text: str, number: float, start: int, end: int, begin: int) -> Amount:

@@ -26,7 +26,15 @@ from mcpagent.reward.canonical import canonical
 from mcpagent.reward.grammar import unwrapped
 from mcpagent.reward.line import CHANGED_FROM, is_given, read_answer
 from mcpagent.reward.moments import Span
-from mcpagent.reward.phrasing import HEDGE, AnswerContext, denied_after, is_affirmed, is_dump, plain
+from mcpagent.reward.phrasing import (
+    HEDGE,
+    AnswerContext,
+    denied_after,
+    is_affirmed,
+    is_dump,
+    plain,
+    without_unless_hedged,
+)
 from mcpagent.reward.rivals import are_joined, is_about_another, is_of_another, is_shown_beside, rival_amounts
 from mcpagent.reward.spans import units_for, value_spans
 
@@ -55,7 +63,8 @@ _ASIDE = re.compile(
     r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
 _COMPARISON = re.compile(
-    r"(?:,\s+unlike|\s(?:compared (?:with|to)|against|ahead of|behind|followed by))\b(?:[^,.;\n]|[.,](?=\d))*"
+    r"(?:,\s+unlike|\s(?:compared (?:with|to)|against|ahead of|behind|followed by))\b"
+    r"((?:[^,.;\n]|[.,](?=\d))*)"
 )
 _NOTHING = AnswerContext()
 # What asks for a bound, and how an answer says that its value is one.
@@ -170,7 +179,9 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     """Whether the value is said and not denied: a number or facts anywhere, anything else by a sentence that
     would do as the answer line."""
     if check.type == "number":
-        alone = _COMPARISON.sub("", text)  # another one's, if something else is said of this one
+        alone = without_unless_hedged(
+            _COMPARISON, text
+        )  # another one's, if something else is said of this one
         text = (
             alone if any(amount.number not in _given(context, set()) for amount in amounts(alone)) else text
         )
@@ -199,7 +210,7 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
 
 def _without_aside(text: str) -> str:
     """A text without clauses that go on with something else: ", while B has 3", ", after arriving at 9"."""
-    return _ASIDE.sub(lambda match: match[0] if HEDGE.search(match[1]) else "", text)
+    return without_unless_hedged(_ASIDE, text)
 
 
 def _is_said(spans: Sequence[Span], text: str, context: AnswerContext) -> bool:

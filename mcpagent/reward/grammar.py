@@ -17,7 +17,15 @@ from mcpagent.core.answer_line import written_answer
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_array, is_json_object
-from mcpagent.reward.amounts import Amount, amounts, are_comparable, clocks, is_conversion, units_of
+from mcpagent.reward.amounts import (
+    Amount,
+    amounts,
+    are_comparable,
+    clocks,
+    is_conversion,
+    units_of,
+    with_first_day,
+)
 from mcpagent.reward.canonical import canonical, is_number_word
 from mcpagent.reward.evidence import shown_records
 from mcpagent.reward.moments import Span, agree, moment_is, moments, whole_moment
@@ -143,6 +151,10 @@ def _is_remark(remark: str, said: str, targets: Sequence[Any], context: AnswerCo
     told = [word for word in re.findall(r"[^\W_]+", remark) if word.casefold() not in SAFE]
     if said.isupper() and all(map(str.istitle, told)) and told and not seen & {*words(remark)}:
         return True
+    items = [item.strip() for item in re.split(r",(?: and)?|\band\b|;", remark.strip("() ")) if item.strip()]
+    shown = [canonical(result.content) for result in context.results]
+    if as_number(said) == len(items) > 1 and all(any(says(item, text) for text in shown) for item in items):
+        return True  # the things that were counted
     values = [target for target in targets if spans_of(target, said)] or [said]
     heard = {stem(word) for result in context.results for word in field_labels(result.content)} | stems(
         context.said
@@ -221,7 +233,7 @@ def is_bare(
         is_asked = not is_quoted and any(moment_is(moment, m, precision=None) for m in moments(said))
         if not (is_asked or any(agree(moment, value) for value in dates or shown_dates)):
             return False
-        rest = blanked(rest, [(moment.start, moment.end)], " ")
+        rest = blanked(rest, [with_first_day(rest, moment)], " ")
     numbers = [number for target in targets if (number := as_number(target)) is not None]
     record = [amount for text in record_texts(targets, context) for amount in amounts(text)]
     shown = record or [a for result in context.results for a in amounts(canonical(result.content))]

@@ -29,7 +29,7 @@ from mcpagent.reward.grammar import (
 )
 from mcpagent.reward.moments import Span, whole_moment
 from mcpagent.reward.names import words
-from mcpagent.reward.phrasing import HEDGE, AnswerContext, holds_json
+from mcpagent.reward.phrasing import HEDGE, AnswerContext, holds_json, without_unless_hedged
 from mcpagent.reward.reading import spans_of
 from mcpagent.reward.rivals import is_denied_apart, stands
 from mcpagent.reward.spans import (
@@ -60,6 +60,9 @@ _SUM = re.compile(rf"^(?:{_TERM}[-+*/×÷])+{_TERM}=\s*(?=\S)|\((?:{_TERM}[-+*/�
 _TABLE_HEAD = re.compile(r"^[^\n]*\|[^\n]*\n[ |:-]*-[ |:-]*\n", re.MULTILINE)
 _SYMBOL = re.compile(r"^[A-Za-z]{1,2} ?= ?")
 _CLOCKS = re.compile(r"\d+:\d\d(?::\d\d)?(?: ?(?:min|h)\b)?")
+_TEMPERATURES = {"celsius", "fahrenheit", "kelvin", "K"}
+_DEGREES = re.compile(r"(?<=\d) ?([CF])\b")
+_PART_OF = re.compile(r"(?<=\w),? (?:and )?(?:\d+|one) of (?:them|these|which|whom)\b([^.;\n]*)")
 _OR = re.compile(r",? (?:or|which is|that is|equal to) (?:about |roughly |approximately |around |~)?")
 _THEN = re.compile(r"\s*(?:->|→|⟶|[<>])\s*")
 _RANGE = re.compile(r"\0 ?(?:-|to|through|until) ?\0")  # "41 to 43" has 42 too
@@ -110,13 +113,15 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = _OUT_OF.sub("", text)
     if check.type == "number":
         text = _OUT_OF.sub("", _OF_TOTAL.sub(r"\1", _SUM.sub("", _SYMBOL.sub("", text))))
+        if units_of(canonical(check.unit or "")) & _TEMPERATURES:
+            text = _DEGREES.sub(lambda m: " celsius" if m[1] == "C" else " fahrenheit", text)
         text = _without_conversions(text)
     if check.type == "date" and (moment := whole_moment(format_value(check.value))):
         text = text if "day" in moment.said else _DOTTED_TIME.sub(r"\1:\2", text)
     unit = check.unit if check.type == "number" else check.value if check.type in ("name", "pairs") else ""
     is_time = bool(_UNIT_OF_TIME & units_of(str(unit or "")))
     if is_time or re.search(r"\d:\d\d", str(unit or "")):
-        text = re.sub(r"\b(\d+):(\d\d) ?min(?:utes)?\b", r"\1 min \2 s", text)
+        text = re.sub(r"\b(\d+):(\d\d)(?: ?min(?:utes)?\b|(\.\d+)\b)", r"\1 min \2\3 s", text)
         text = re.sub(r"(?<=\d) ?m ?(?=\d+ ?s\b)|(?<=h)( ?\d+) ?m(?:\b|(?=\d)) ?", r"\1 min ", text)
     if is_time and (apart := _CLOCKS.sub(" ", text)) != text:
         # If the time that it takes is said with its unit, clocks are times of day.
@@ -204,6 +209,8 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 return False
             return not (context.on_line and _other_parts(rest))
         case _:
+            if context.on_line and check.type == "number":
+                text = without_unless_hedged(_PART_OF, text)
             if "whose" in words(context.said):
                 text = _OF.sub(" ", text)
             if not NEGATED.search(format_value(value)):  # "active, not recruiting" is one value

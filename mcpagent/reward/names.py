@@ -23,7 +23,7 @@ _HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27,
 _EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
 _LEADING_MARKS = re.compile(r"[^\w\s]+(?=\w)")
 _BETWEEN_WORDS = frozenset(
-    ("and", "on", "in", "at", "of", "the", "with", "number", "is", "are", "was", "were")
+    ("and", "but", "on", "in", "at", "of", "the", "with", "number", "is", "are", "was", "were")
 )
 
 

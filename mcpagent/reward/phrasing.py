@@ -54,6 +54,11 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(text.casefold())
 
 
+def without_unless_hedged(pattern: re.Pattern[str], text: str) -> str:
+    """Return a text without what matches, unless the group of it denies or doubts something."""
+    return pattern.sub(lambda match: match[0] if HEDGE.search(match[1]) else "", text)
+
+
 def is_affirmed(text: str, start: int, end: int, context: AnswerContext) -> bool:
     """Whether canonical `text[start:end]` is said to be so: its clause neither denies nor doubts it, and what
     follows does not take it back. Words of the question and of results may be repeated."""

@@ -189,8 +189,10 @@ def _periods(text: str) -> frozenset[str]:
 def worded_spans(value: Any, text: str) -> list[Span]:
     """Return where canonical `text` says a value of an enumeration in its own words: "in need of repair" is
     needs_repair, "located, but it hasn't been sent" LOCATED_NOT_SENT, "every week" WEEKLY."""
-    if not isinstance(value, str) or not _ENUMERATED.fullmatch(value):
+    if not isinstance(value, str):
         return []
+    if not _ENUMERATED.fullmatch(value):
+        return _spelt_out(value, text)
     if period := _PERIODS.get(value.casefold()):
         return [m.span() for m in _EVERY.finditer(text) if _PERIODS.get(m[1].casefold()) == period]
     needed = value_parts(value)
@@ -214,6 +216,20 @@ def worded_spans(value: Any, text: str) -> list[Span]:
                 spans.append((told[first][1], end))
                 break
     return spans
+
+
+def _spelt_out(name: str, text: str) -> list[Span]:
+    """Where a text has a name with what its abbreviation stands for: "Thornmere Rowing Club" of Thornmere RC,
+    "PlayStation 5" of PS5, "severity 2" of SEV2."""
+    code = re.fullmatch(r"([A-Z]{2,})[- ]?(\d+)", name)
+    parts = ["", code[1], "", code[2]] if code else re.split(r"\b([A-Z]{2,4})\b", name)
+    if len(parts) < 3 or not re.search(r"[^\W_]", name.replace(parts[1], "", 1)):
+        return []
+    initials = r"[ -]?".join(rf"[{letter}{letter.lower()}][a-z]+" for letter in parts[1])
+    begun = rf"(?i:{parts[1]})[a-z]+"
+    before, after = re.escape(parts[0]), re.escape("".join(parts[2:]))
+    gap = "[ -]?" if code else ""
+    return [m.span() for m in re.finditer(rf"\b{before}(?:{initials}|{begun}){gap}{after}(?!\w)", text)]
 
 
 def value_parts(value: Any) -> list[str]:
