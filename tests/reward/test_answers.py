@@ -31,10 +31,12 @@ tests of the last ones say how much is left:
     twentyfifth        3     0.4   5    0.4    the same; servers that developers have
     twentysixth        2     0     3    0.9    after the twentyfifth; half of such servers, half of others
     twentyseventh      1.5   0.5   5.5  1.5    after the twentysixth; numbers behind codes, e-mail addresses
+    twentyeighth       5     0.5  10    1      after the twentyseventh; ranges of times, sizes, other words
+    twentyninth        1     0.5   9.5  1.5    the same; hobbies, asides that compare
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
-other things too. In the last four asides are as rare as the writer found natural.
+other things too. Since then asides are as rare as the writer found natural.
 
 An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
 """
@@ -42,6 +44,7 @@ An `ending` is the whole end of an answer, if it is not written as `Answer: LINE
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -87,65 +90,55 @@ def test_there_are_four_hundred_answers_for_a_hundred_and_twenty_tasks_of_ten_se
     assert 0.4 < sum(answer["right"] for answer in answers) / len(answers) < 0.6
 
 
-@pytest.mark.parametrize("folder", ["second", "third", "fourth"])
-def test_later_sets_are_judged_as_well(folder: str) -> None:
-    for on_line, share in ((True, 0.01), (False, 0.04)):
-        failed, passed, right, _ = misjudged(answered_tasks(FOLDER / folder), on_line=on_line)
-        assert len(failed) <= share * right, failed
-        assert passed == []
+# What is misjudged of each set, with the line and without it: right ones that fail, wrong ones that pass.
+KNOWN = {
+    ".": ((0, 0), (1, 0)),
+    "second": ((0, 0), (0, 0)),
+    "third": ((0, 0), (0, 0)),
+    "fourth": ((0, 0), (0, 0)),
+    "fifth": ((2, 1), (4, 1)),
+    "sixth": ((0, 0), (3, 0)),
+    "seventh": ((1, 0), (1, 0)),
+    "eighth": ((9, 0), (15, 0)),
+    "ninth": ((6, 0), (8, 0)),
+    "tenth": ((1, 0), (4, 1)),
+    "eleventh": ((9, 1), (13, 3)),
+    "twelfth": ((3, 2), (1, 3)),
+    "thirteenth": ((1, 0), (0, 0)),
+    "fourteenth": ((3, 0), (8, 1)),
+    "fifteenth": ((2, 0), (5, 1)),
+    "sixteenth": ((0, 0), (4, 0)),
+    "seventeenth": ((0, 0), (4, 0)),
+    "eighteenth": ((1, 1), (4, 1)),
+    "nineteenth": ((2, 0), (4, 1)),
+    "twentieth": ((0, 0), (1, 1)),
+    "twentyfirst": ((2, 1), (7, 2)),
+    "twentysecond": ((1, 1), (7, 2)),
+    "twentythird": ((2, 1), (8, 3)),
+    "twentyfourth": ((0, 0), (2, 0)),
+    "twentyfifth": ((1, 0), (3, 0)),
+    "twentysixth": ((2, 0), (2, 0)),
+    "twentyseventh": ((0, 0), (6, 0)),
+    "twentyeighth": ((2, 0), (6, 2)),
+    "twentyninth": ((1, 0), (9, 0)),
+}
 
 
-@pytest.mark.parametrize("folder", ["fifth", "sixth", "seventh"])
-def test_sets_of_many_voices_are_judged_as_well(folder: str) -> None:
-    for on_line, of_right, of_wrong in ((True, 0.01, 0.01), (False, 0.04, 0.02)):
-        failed, passed, right, wrong = misjudged(answered_tasks(FOLDER / folder), on_line=on_line)
-        assert len(failed) <= of_right * right, failed
-        assert len(passed) <= of_wrong * wrong, passed
+@pytest.mark.parametrize("folder", KNOWN)
+def test_of_no_set_more_are_misjudged_than_is_known(folder: str) -> None:
+    for on_line, (of_right, of_wrong) in zip((True, False), KNOWN[folder], strict=True):
+        failed, passed, _, _ = misjudged(answered_tasks(FOLDER / folder), on_line=on_line)
+        assert len(failed) <= of_right, failed
+        assert len(passed) <= of_wrong, passed
 
 
-# Rounding, family names alone, several values in one text; words of the world around a value; units of
-# another kind, and what is counted. Shares of right ones that fail and of wrong ones that pass.
-@pytest.mark.parametrize(
-    ("folder", "with_the_line", "without_it"),
-    [
-        ("eighth", (0.032, 0.0), (0.057, 0.0)),
-        ("ninth", (0.025, 0.0), (0.038, 0.0)),
-        ("tenth", (0.009, 0.0), (0.027, 0.005)),
-        ("eleventh", (0.065, 0.005), (0.075, 0.015)),
-        ("twelfth", (0.036, 0.013), (0.008, 0.02)),
-        ("thirteenth", (0.01, 0.0), (0.0, 0.0)),
-        ("fourteenth", (0.019, 0.0), (0.05, 0.007)),
-        ("fifteenth", (0.013, 0.0), (0.032, 0.007)),
-        ("sixteenth", (0.013, 0.0), (0.038, 0.0)),
-        ("seventeenth", (0.0, 0.0), (0.038, 0.0)),
-        ("eighteenth", (0.007, 0.007), (0.025, 0.007)),
-        ("nineteenth", (0.019, 0.0), (0.038, 0.019)),
-        ("twentieth", (0.005, 0.0), (0.015, 0.01)),
-        ("twentyfirst", (0.02, 0.005), (0.055, 0.025)),
-        ("twentysecond", (0.018, 0.006), (0.058, 0.018)),
-        ("twentythird", (0.035, 0.006), (0.086, 0.018)),
-        ("twentyfourth", (0.0, 0.0), (0.009, 0.0)),
-        ("twentyfifth", (0.009, 0.0), (0.018, 0.0)),
-        ("twentysixth", (0.01, 0.0), (0.015, 0.0)),
-        ("twentyseventh", (0.0, 0.0), (0.035, 0.0)),
-    ],
-)
-def test_of_the_last_sets_no_more_are_misjudged_than_is_known(
-    folder: str, with_the_line: tuple[float, float], without_it: tuple[float, float]
-) -> None:
-    for on_line, (of_right, of_wrong) in ((True, with_the_line), (False, without_it)):
-        failed, passed, right, wrong = misjudged(answered_tasks(FOLDER / folder), on_line=on_line)
-        assert len(failed) <= of_right * right, failed
-        assert len(passed) <= of_wrong * wrong, passed
-
-
-def test_with_the_answer_line_one_in_a_hundred_is_misjudged() -> None:
-    failed, passed, right, wrong = misjudged(answered_tasks(FOLDER), on_line=True)
-    assert len(failed) <= 0.01 * right, failed
-    assert len(passed) <= 0.01 * wrong, passed
-
-
-def test_without_it_four_right_ones_in_a_hundred_fail_and_two_wrong_ones_pass() -> None:
-    failed, passed, right, wrong = misjudged(answered_tasks(FOLDER), on_line=False)
-    assert len(failed) <= 0.04 * right, failed
-    assert len(passed) <= 0.02 * wrong, passed
+def test_of_all_sets_one_in_a_hundred_is_misjudged_with_the_line_and_four_and_two_without() -> None:
+    count = Counter(
+        a["right"] for folder in KNOWN for t in answered_tasks(FOLDER / folder) for a in t["answers"]
+    )
+    (failed, passed), (failed_free, passed_free) = (
+        [sum(column) for column in zip(*side, strict=True)] for side in zip(*KNOWN.values(), strict=True)
+    )
+    assert failed <= 0.01 * count[True] and passed <= 0.01 * count[False]
+    assert failed_free <= 0.04 * count[True] and passed_free <= 0.02 * count[False]
+    assert {path.parent for path in FOLDER.rglob("*.jsonl")} == {FOLDER / folder for folder in KNOWN}
