@@ -45,6 +45,10 @@ def main() -> None:
     command.add_argument("--rounds", type=int, default=5)
     command.add_argument("--model", type=Path, help="a model folder; default: the tiny shape, random weights")
     command.add_argument(
+        "--micro-batch-tokens", type=int, default=8192, help="of the update: it takes memory"
+    )
+    command.add_argument("--alone", action="store_true", help="without the same work by hand")
+    command.add_argument(
         "--peers", type=Path, help="a script that runs `w3-floor` and `w3-trl` and prints JSON"
     )
     command = commands.add_parser("generate")
@@ -67,9 +71,11 @@ def measure_w3(options: argparse.Namespace) -> dict[str, Any]:
     """Medians over rounds; `ratio ...` is ours divided by theirs, round by round."""
     model, tokenizer = models.tiny(options.model)
     adapted = attach_lora(model, models.LORA, seed=0).eval()
-    costs = asyncio.run(_rounds(adapted, Renderer(tokenizer), options.rounds))
+    costs = asyncio.run(_rounds(adapted, Renderer(tokenizer), options.rounds, alone=options.alone))
     cpu_s = {name: [cost.cpu_s for cost in own] for name, own in costs.items()}
-    updates = _updates(adapted, [cost.trajectories for cost in costs["ours"]])
+    updates = _updates(
+        adapted, [cost.trajectories for cost in costs["ours"]], micro_batch_tokens=options.micro_batch_tokens
+    )
     peers: dict[str, float] = {}
     if options.peers is not None:
         for name in ("w3-floor", "w3-trl"):
@@ -91,12 +97,14 @@ def measure_w3(options: argparse.Namespace) -> dict[str, Any]:
         **{f"cpu_s {name}": value for name, value in peers.items()},
         "generated tokens": costs["ours"][-1].generated,
         "prefilled tokens": costs["ours"][-1].prefilled,
-        "prefilled tokens of the floor": costs["floor"][-1].prefilled,
+        **{
+            f"prefilled tokens of {name}": own[-1].prefilled for name, own in costs.items() if name == "floor"
+        },
         "loadavg": round(os.getloadavg()[0], 1),
     }
 
 
-def _updates(adapted: Any, groups: list[tuple[Trajectory, ...]]) -> list[float]:
+def _updates(adapted: Any, groups: list[tuple[Trajectory, ...]], *, micro_batch_tokens: int) -> list[float]:
     """CPU seconds of one update on each group, after one that warms up."""
     learner = models.learner_of(adapted)
     seconds: list[float] = []
@@ -106,7 +114,7 @@ def _updates(adapted: Any, groups: list[tuple[Trajectory, ...]]) -> list[float]:
         update_policy(
             learner,
             models.graded(samples),
-            settings=UpdateSettings(use_reference=False),
+            settings=UpdateSettings(use_reference=False, micro_batch_tokens=micro_batch_tokens),
             first_optimizer_step=step,
             seed=step,
         )
@@ -114,8 +122,11 @@ def _updates(adapted: Any, groups: list[tuple[Trajectory, ...]]) -> list[float]:
     return seconds[1:]
 
 
-async def _rounds(adapted: Any, renderer: Renderer, rounds: int) -> dict[str, list[w3.Cost]]:
+async def _rounds(adapted: Any, renderer: Renderer, rounds: int, *, alone: bool) -> dict[str, list[w3.Cost]]:
     work = w3.Work()
+    if alone:
+        async with w3.ours(adapted, renderer, work) as side:
+            return {"ours": [await side() for _ in range(rounds)]}
     merged = MergedCopy(adapted).model
     costs: dict[str, list[w3.Cost]] = {}
     async with (

@@ -253,7 +253,9 @@ def are_comparable(unit: str, other: str) -> bool:
 
 
 def _is_comparable(kind: str, other: str) -> bool:
-    return kind == other or ("cent" in (kind, other) and kind in _MONEY and other in _MONEY)
+    (of, per), (other_of, other_per) = (str(each).partition("/")[::2] for each in (kind, other))
+    is_money = "cent" in (of, other_of) and of in _MONEY and other_of in _MONEY
+    return per == other_per and (of == other_of or is_money)
 
 
 def _number_is(amount: Amount, number: float, value: float, tolerance: float) -> bool:

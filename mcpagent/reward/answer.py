@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import isclose
 from typing import Any, cast
 
 from mcpagent.core.answer_line import split_answer
@@ -63,7 +64,7 @@ _ASIDE = re.compile(
     r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
 _COMPARISON = re.compile(
-    r"(?:,\s+unlike|\s(?:compared (?:with|to)|against|ahead of|behind|followed by))\b"
+    r"(?:,\s+unlike|\s(?:compared (?:with|to)|against|ahead of|behind|followed by)|,\s+(?:well )?within)\b"
     r"((?:[^,.;\n]|[.,](?=\d))*)"
 )
 _NOTHING = AnswerContext()
@@ -235,6 +236,8 @@ def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerCon
     right = [a for a in amounts(text) if any(start <= a.start < end for start, end in stated)]
     is_count = "pieces" in units_for(check, context, may_be_percent=False).names
     rivals = rival_amounts(text, right, value, context, is_count=is_count)
+    if len(rivals) > 1 and isclose(sum(rival.number for rival in rivals), target, rel_tol=1e-9):
+        rivals = []  # the parts that it is the sum of
     told = sorted({*right, *rivals}, key=lambda amount: amount.start)
     pairs = [(a, b) for a, b in pairwise(told) if (a in right) != (b in right) and are_joined(text, a, b)]
     joined = {amount for pair in pairs for amount in pair}

@@ -25,7 +25,8 @@ from mcpagent.reward.canonical import canonical
 from mcpagent.reward.reading import says
 from mcpagent.reward.record import RecordedCall
 
-_FIELD = re.compile(r"[^:|,;<>]{1,40}[:=]\s*\S")
+_FIELD = re.compile(r"[^:|,;<>]{1,40}(?:(?<!\d)[:=]\s*|[:=]\s+)\S")  # but no clock of a log
+_TIMED = re.compile(r"\W?\d[\d:T./-]{3,}\S* +\S+ +\S")
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,15 @@ def shown_records(content: str) -> tuple[ShownRecord, ...]:
     value = text_value(content)
     if [*value] == ["text"]:
         nested = nested_value(content)
-        if isinstance(nested, str):
+        if isinstance(nested, str) or _is_log(nested):
             return tuple(_of_prose(content))
         value = nested
     return tuple(dict.fromkeys(_records(value, ShownRecord())))
+
+
+def _is_log(items: Any) -> bool:
+    """Whether lines are no names but begin with a time each, and tell something of their own."""
+    return is_json_array(items) and all(isinstance(item, str) and _TIMED.match(item) for item in items)
 
 
 def _of_prose(content: str) -> Iterator[ShownRecord]:

@@ -49,7 +49,10 @@ from mcpagent.reward.spans import (
 from mcpagent.reward.words import WORDS, pattern
 
 MAX_LINE_WORDS = 40  # and what the value takes
-_OUT_OF = re.compile(r"(?<=\d) (?:out )?of (?:the )?\d+\b(?![-.,/:]\d)|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])")
+_OUT_OF = re.compile(
+    r"(?<=\d) \(?(?:out )?of (?:the |its |their )?\d+\b\)?(?![-.,/:]\d)|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])"
+)
+_OF_ALL = re.compile(r"(?<=[\s(]\d)/\d+\b(?![\w./])|(?<=[\s(]\d\d)/\d+\b(?![\w./])")  # "cart 6/6"
 _OF_TOTAL = re.compile(r"(\d ?([A-Za-z]{1,5}|%)) (?:out )?of (?:the |a total (?:of )?)?\d[\d.]* ?\2(?!\w)")
 _ENUMERATOR = re.compile(
     r"(?:^|(?<=[\s,;(\"]))\(?(\d{1,2})[.)]\s+(?=[^\d\s])|^\s*(\d)[.)] +(?=\d)", re.MULTILINE
@@ -111,6 +114,8 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = _TABLE_HEAD.sub("", text)
     if check.type == "pairs" and not (is_json_object(check.value) and _has_total(text, check.value)):
         text = _OUT_OF.sub("", text)
+        if all(isinstance(value, int) for value in check.value.values() if is_json_object(check.value)):
+            text = _OF_ALL.sub("", text)
     if check.type == "number":
         text = _OUT_OF.sub("", _OF_TOTAL.sub(r"\1", _SUM.sub("", _SYMBOL.sub("", text))))
         if units_of(canonical(check.unit or "")) & _TEMPERATURES:

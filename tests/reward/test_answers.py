@@ -33,6 +33,7 @@ tests of the last ones say how much is left:
     twentyseventh      1.5   0.5   5.5  1.5    after the twentysixth; numbers behind codes, e-mail addresses
     twentyeighth       5     0.5  10    1      after the twentyseventh; ranges of times, sizes, other words
     twentyninth        1     0.5   9.5  1.5    the same; hobbies, asides that compare
+    thirtieth          3     1     8    1      after the twentyninth; cents, kibibytes, lines of logs
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -118,9 +119,10 @@ KNOWN = {
     "twentyfourth": ((0, 0), (2, 0)),
     "twentyfifth": ((1, 0), (3, 0)),
     "twentysixth": ((2, 0), (2, 0)),
-    "twentyseventh": ((0, 0), (6, 0)),
+    "twentyseventh": ((0, 0), (7, 0)),
     "twentyeighth": ((2, 0), (6, 2)),
-    "twentyninth": ((1, 0), (9, 0)),
+    "twentyninth": ((1, 0), (8, 0)),
+    "thirtieth": ((2, 0), (14, 0)),
 }
 
 

@@ -68,6 +68,38 @@ ROTA = "Mon: Whitby\nTue: Whitby\nWed: Folarin\nThu: Ada"
             ("€850 per week", "850 USD per month", "€790"),
         ),
         (
+            {"type": "number", "value": 0.36, "unit": "EUR/km"},
+            "What does a kilometre cost?",
+            "price_eur_km: 0.36",
+            ("36 cents per km", "€0.36/km"),
+            ("36 euros per km", "36 cents per mile"),
+        ),
+        (
+            {"type": "number", "value": 512, "unit": "MiB"},
+            "What is the memory limit?",
+            "limits: 512Mi",
+            ("512Mi", "512 mebibytes", "0.5 GiB"),
+            ("512Gi", "512 kibibytes"),
+        ),
+        (
+            {"type": "set", "value": ["holiday-banner", "legacy-search"]},
+            "Which flags were switched off?",
+            "05-02 09:12 dark-mode off -> on\n05-06 11:30 holiday-banner on -> off\n"
+            "05-08 08:57 legacy-search on -> off",
+            ("holiday-banner and legacy-search",),
+            (
+                "dark-mode, holiday-banner, legacy-search",
+                "The flags dark-mode, holiday-banner and legacy-search",
+            ),
+        ),
+        (
+            {"type": "pairs", "value": {"cart": 6, "checkout": 1}},
+            "How many replicas are ready?",
+            "cart: desired 6, ready 6\ncheckout: desired 4, ready 1",
+            ("cart 6/6, checkout 1/4",),
+            ("cart 6/6, checkout 4/1",),
+        ),
+        (
             {"type": "number", "value": -6.4, "unit": "µrad"},
             "How did the tilt change?",
             '{"tilt": -6.4}',
@@ -208,6 +240,13 @@ def test_a_value_that_is_said_of_another_thing_is_no_answer(on_line: bool) -> No
             "Maths 08:30 150 min",
             "Two and a half hours (150 min), so it finishes at 11:00.",
             "It starts at 08:30 and finishes at 11:30.",
+        ),
+        (
+            {"type": "number", "value": 8.69, "unit": "kWh"},
+            "How much did I use?",
+            "day_kwh,night_kwh,total_kwh\n5.92,2.77,8.69",
+            "You used 8.69 kWh, 5.92 kWh of it during the day and 2.77 kWh at night.",
+            "You used 8.69 kWh, 5.92 kWh and 2.87 kWh.",
         ),
         (
             {"type": "choice", "value": "Bread & Bytes", "options": ["Bread & Bytes", "Night Ferry"]},
