@@ -30,7 +30,7 @@ from mcpagent.reward.grammar import (
 from mcpagent.reward.moments import Span, whole_moment
 from mcpagent.reward.names import words
 from mcpagent.reward.phrasing import HEDGE, AnswerContext, holds_json, without_unless_hedged
-from mcpagent.reward.reading import spans_of
+from mcpagent.reward.reading import says, spans_of
 from mcpagent.reward.rivals import is_denied_apart, stands
 from mcpagent.reward.spans import (
     BLANK,
@@ -39,6 +39,7 @@ from mcpagent.reward.spans import (
     option_spans,
     part_spans,
     short,
+    shown_leaves,
     stem,
     stems,
     units_for,
@@ -66,6 +67,7 @@ _CLOCKS = re.compile(r"\d+:\d\d(?::\d\d)?(?: ?(?:min|h)\b)?")
 _TEMPERATURES = {"celsius", "fahrenheit", "kelvin", "K"}
 _DEGREES = re.compile(r"(?<=\d) ?([CF])\b")
 _PART_OF = re.compile(r"(?<=\w),? (?:and )?(?:\d+|one) of (?:them|these|which|whom)\b([^.;\n]*)")
+_LONG = 6  # words: what is longer is no name
 _OR = re.compile(r",? (?:or|which is|that is|equal to) (?:about |roughly |approximately |around |~)?")
 _THEN = re.compile(r"\s*(?:->|→|⟶|[<>])\s*")
 _RANGE = re.compile(r"\0 ?(?:-|to|through|until) ?\0")  # "41 to 43" has 42 too
@@ -367,6 +369,15 @@ def pair_spans(
     for thing in sorted(pairs, key=lambda name: -len(name)):
         of_thing = spans_of(short(thing, list(pairs)), rest) if not spans_of(thing, rest) else []
         of_thing = of_thing or _item_spans(thing, rest, context, 0.0)
+        longer = [
+            leaf
+            for leaf in shown_leaves(context)
+            if leaf.casefold().startswith(f"{thing.casefold()} ")
+            and len(leaf.split()) < _LONG
+            and not any(says(value, leaf) for value in pairs.values())
+        ]
+        whole = [span for leaf in longer for span in spans_of(leaf, rest)]  # the refractor FLT98
+        of_thing = [span for span in of_thing if not any(a <= span[0] < b for a, b in whole)] + whole
         marks += [(start, end, "thing", [thing]) for start, end in of_thing]
         rest = blanked(rest, of_thing, "|")
     for value in sorted(

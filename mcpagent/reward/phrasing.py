@@ -80,6 +80,8 @@ def is_qualified(text: str, start: int, end: int, *, is_amount: bool = True) -> 
     """Whether `text[start:end]` is not what is said, but something that is told by it: "more than X". An
     amount, which a date is too, also has bounds: "before X"."""
     before = text[max(0, start - 40) : start].casefold().rpartition("\n")[2]
+    if text[start : start + 1].isdigit():
+        before = before.removesuffix("!")  # a merge request: !415
     after = text[end : end + 20].casefold()[text[start:end].count("'") % 2 :]  # a quoted end is no genitive
     if is_amount and re.search(r"\d", text[start:end]) and _BOUNDED_BEFORE.search(before):
         return True

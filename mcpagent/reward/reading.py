@@ -17,6 +17,7 @@ from mcpagent.reward.canonical import canonical
 from mcpagent.reward.moments import Span, moment_spans, range_spans, whole_moment
 from mcpagent.reward.names import name_spans
 
+_ACCOUNT = re.compile(r"[A-Z]{2}\d\d(?:\s?[\dA-Z]{2,4}){3,}")  # an IBAN, in groups or not
 _SIZE = re.compile(r"(?<=\d)([KMGT])$")  # 378G, as df and kubectl say
 
 
@@ -47,6 +48,8 @@ def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = AN
         return [a.span for a in same if a.unit or moment is None] or (spans if ":" in written else [])
     if moment is not None:
         return spans
+    if not spans and _ACCOUNT.fullmatch(written):
+        spans = [m.span() for m in re.finditer(r"\s?".join(re.sub(r"\s", "", written)), text)]
     if not spans and len(digits := _digits_of(written)) > 6 and re.fullmatch(r"[\d\s()+./-]+", written):
         spans = [m.span() for m in re.finditer(r"\(?\+?\d[\d\s()./-]*\d", text) if _digits_of(m[0]) == digits]
     return spans

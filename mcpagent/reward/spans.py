@@ -11,12 +11,12 @@ from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.text_records import text_records
 from mcpagent.core.values import as_number, is_json_object
-from mcpagent.reward.amounts import Units, is_money, is_same_unit, unit_named, units_of
+from mcpagent.reward.amounts import Units, is_money, is_same_unit, measure, unit_named, units_of
 from mcpagent.reward.canonical import LEGAL, canonical
 from mcpagent.reward.evidence import shown_records
 from mcpagent.reward.moments import Moment, Span, agree, moment_spans, moments, whole_moment
 from mcpagent.reward.names import UNSAID, american, words
-from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.phrasing import AnswerContext, tokens
 from mcpagent.reward.reading import spans_of
 from mcpagent.reward.words import WORDS, pattern
 
@@ -36,6 +36,8 @@ _NAME_BEFORE, _NAME_AFTER = (
     re.compile(r"(?:(?: d[aeiu]| d[eo]s| v[ao]n| de[nr]| la)*[ -]+(?:[A-Z][\w']*|\0))+"),
 )
 _OTHER_MONEY = re.compile(r"(?<=\d)\s?([A-Z]{3})\b")
+_SYMBOL = re.compile(r" ?([b-df-hj-np-tv-xz]{2,3}|[a-z]?[A-Z]{1,2}[a-z]?)\b")  # of another unit: hp, dB
+_MEASURE = re.compile(r"(?<=[^\W\d_]{3}) \d+(?:[.,]\d+)? ?[a-z]{1,3}$")
 _COUNTED = re.compile(r" (?:([a-z]+) )?([a-z]{2,}[^\Ws]s)\b")
 _FIELD = re.compile(r"([A-Za-z_][\w ]{0,40})[\"']?\s*[:=]\s*[\"']?(-?\d[\d.]*)")
 _PERIODS = {name: period for period, names in WORDS["periods"].items() for name in (period, *names.split())}
@@ -91,6 +93,8 @@ def value_spans(
     if target and target > 0 and _CHANGE.search(context.said) and _FALLING.search(text):
         return []
     others = _fields_of_others(target, context)
+    is_measured = measure(canonical(check.unit or "")) is not None
+    told = {word for said in (context.said, *(r.content for r in context.results)) for word in tokens(said)}
     # An abbreviation of a unit may be said as what it means.
     is_named = len(check.unit or "") > 3 and not units_of(canonical(str(check.unit)))
     return [
@@ -103,11 +107,27 @@ def value_spans(
             and unit_named(money[1]) is None
         )
         and not (
+            is_measured
+            and text[span[1] - 1].isdigit()
+            and (symbol := _SYMBOL.match(text, span[1]))
+            and not any(re.match(".*".join(symbol[1].casefold()), word) for word in told)  # dwt of deadweight
+        )
+        and not (
             (thing := _COUNTED.match(text, span[1]))
             and thing[1] not in FUNCTION_WORDS
             and (stem(thing[2]) in others or (is_named and _is_unheard(thing, check, context)))
         )
     ]
+
+
+def shown_leaves(context: AnswerContext) -> frozenset[str]:
+    """Return the values of the records that were shown."""
+    return frozenset(leaf for result in context.results for leaf in _leaves(result.content))
+
+
+@lru_cache(maxsize=256)
+def _leaves(content: str) -> frozenset[str]:
+    return frozenset(leaf for record in shown_records(content) for leaf in record.leaves)
 
 
 def _with_heard_words(name: str, text: str, context: AnswerContext) -> list[Span]:
@@ -124,9 +144,12 @@ def _without_kind(name: str, text: str, context: AnswerContext) -> list[Span]:
     """Where a text says a name without the word with which other names that are shown begin: "Ahorn" of
     Room Ahorn, if there is a Room Linden."""
     kind, _, bare = name.partition(" ")
+    leaves = shown_leaves(context)
+    if (unmeasured := _MEASURE.sub("", name)) != name:  # "Bottom bracket 68 mm", if there is one
+        is_one = sum(leaf.startswith(unmeasured) for leaf in leaves) == 1
+        return spans_of(unmeasured, text) if is_one else []
     if not bare.replace(" ", "").isalpha() or not bare.istitle():
         return []
-    leaves = {leaf for result in context.results for r in shown_records(result.content) for leaf in r.leaves}
     others = [
         leaf for leaf in leaves if leaf.startswith(f"{kind} ") and leaf != name and len(leaf.split()) < 4
     ]
@@ -330,6 +353,7 @@ def units_for(check: AnswerCheck, context: AnswerContext, *, may_be_percent: boo
         names = units_of(canonical(check.unit))
         if not names and len(check.unit) == 1:  # C, F
             names = units_of(canonical(f"degrees {check.unit}"))
+        names = names or units_of(canonical(check.unit.partition("/")[0]))  # EUR/person/night
         return Units(frozenset(names or {check.unit}), is_exact=True)
     names = units_of(canonical(context.said))
     values = [*check.value.values()] if is_json_object(check.value) else [check.value]

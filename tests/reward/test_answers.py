@@ -34,6 +34,7 @@ tests of the last ones say how much is left:
     twentyeighth       5     0.5  10    1      after the twentyseventh; ranges of times, sizes, other words
     twentyninth        1     0.5   9.5  1.5    the same; hobbies, asides that compare
     thirtieth          3     1     8    1      after the twentyninth; cents, kibibytes, lines of logs
+    thirtyfirst        7.5   0.5  11    1      after the thirtieth; !415, accounts, other spellings
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -123,6 +124,7 @@ KNOWN = {
     "twentyeighth": ((2, 0), (6, 2)),
     "twentyninth": ((1, 0), (8, 0)),
     "thirtieth": ((2, 0), (14, 0)),
+    "thirtyfirst": ((5, 0), (14, 1)),
 }
 
 
