@@ -140,11 +140,11 @@ def measure(unit: str) -> tuple[str, float] | None:
     if unit in _UNITS or not (rate := _RATE.fullmatch(unit)):
         return _UNITS.get(unit)
     of = re.sub("^([kKMGT]?)b$", r"\1bit", rate[1])  # Mb/s are megabits
-    parts = [_UNITS.get(unit_named(part) or "") for part in (of, rate[3])]
-    if parts[0] is None or parts[1] is None:
+    counted, per = (_UNITS.get(unit_named(part) or "") for part in (of, rate[3]))
+    if counted is None or per is None:
         return None
-    (kind, factor), (per, one) = parts
-    return _RATES.get((kind, per), f"{kind}/{per}"), factor / (one * int(rate[2] or 1))
+    kind = _RATES.get((counted[0], per[0]), f"{counted[0]}/{per[0]}")
+    return kind, counted[1] / (per[1] * int(rate[2] or 1))
 
 
 def _measured(unit: str) -> tuple[str, float]:

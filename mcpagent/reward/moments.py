@@ -172,12 +172,12 @@ def range_spans(value: str, text: str) -> list[Span] | None:
     the value is no such range."""
     if (ends := _RANGE.fullmatch(value)) is None:
         return None
-    wanted = [tuple(map(int, end.split(":"))) for end in ends.groups()]
+    target = [tuple(map(int, end.split(":"))) for end in ends.groups()]
     spans: list[Span] = []
     for first, last in pairwise(m for m in moments(text) if "hour" in m.said):
         start, end = ((m.readings[0].hour, m.readings[0].minute) for m in (first, last))
         starts = [start, (start[0] + 12, start[1])] if end[0] >= 12 > start[0] else [start]  # 1:00 to 2:30 PM
-        if _TO.fullmatch(text[first.end : last.start]) and end == wanted[1] and wanted[0] in starts:
+        if _TO.fullmatch(text[first.end : last.start]) and end == target[1] and target[0] in starts:
             spans.append((first.start, last.end))
     return spans
 

@@ -264,20 +264,20 @@ def is_denied_apart(text: str, span: Span, spans: Sequence[Span]) -> bool:
 def is_of_another(text: str, span: Span, value: Any, context: AnswerContext) -> bool:
     """Whether what a text says at `span` is said of another shown record than those that show the value:
     "B has 5", "B: 5", "5 in B", and 5 is of A."""
-    own = [words(told) for told in record_texts([value], context)]
+    of_value = [words(told) for told in record_texts([value], context)]
     edges = [0, *(m.end() for m in _PART_END.finditer(text)), len(text)]
     start, end = max(e for e in edges if e <= span[0]), min(e for e in edges if e >= span[1])
     before, after = _SUBJECT.match(text[start : span[0]]), _OF_THING.match(text[span[1] : end])
     labels = {stem(word) for result in context.results for word in field_labels(result.content)}
     heard = stems(canonical(context.said)) | labels
-    for match in (before, after) if own else ():
+    for match in (before, after) if of_value else ():
         named = [m[0] for m in re.finditer(r"[^\W_]+", match[1])] if match else []
         while named and (named[-1].casefold() in SAFE or stem(named[-1].casefold()) in heard):
             named.pop()
         while named and (named[0].casefold() in SAFE or stem(named[0].casefold()) in heard):
             named.pop(0)
         told, is_name = words(" ".join(named)), any(not word.islower() for word in named)
-        if told and not any({*told} & {*of_own} for of_own in own):
+        if told and not any({*told} & {*record} for record in of_value):
             return any(_has_named(r.content, tuple(told), is_name=is_name) for r in context.results)
     return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any
 
@@ -132,11 +132,11 @@ def _leaves(content: str) -> frozenset[str]:
 
 def _with_heard_words(name: str, text: str, context: AnswerContext) -> list[Span]:
     """Where a text says a name with words of the question in it: "Apache License 2.0" of Apache-2.0."""
-    heard, own = stems(canonical(context.said)), stems(name)
-    if len(own) < 2:
+    heard, of_name = stems(canonical(context.said)), stems(name)
+    if len(of_name) < 2:
         return []
     return spans_of(
-        name, _WORD.sub(lambda m: " " * len(m[0]) if stem(m[0].casefold()) in heard - own else m[0], text)
+        name, _WORD.sub(lambda m: " " * len(m[0]) if stem(m[0].casefold()) in heard - of_name else m[0], text)
     )
 
 
@@ -338,7 +338,7 @@ def _units_of_field(number: float | None, context: AnswerContext) -> set[str]:
 
 
 @lru_cache(maxsize=64)
-def _table(content: str) -> list[dict[str, Any]]:
+def _table(content: str) -> list[Mapping[str, Any]]:
     return [record for record in text_records(content) or [] if is_json_object(record)]
 
 
