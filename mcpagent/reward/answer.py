@@ -64,7 +64,8 @@ _ASIDE = re.compile(
     r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
 _COMPARISON = re.compile(
-    r"(?:,\s+unlike|\s(?:compared (?:with|to)|against|ahead of|behind|followed by)|,\s+(?:well )?within)\b"
+    r"(?:,\s+(?:unlike|(?:well )?within)"
+    r"|\s(?:compared (?:with|to)|against|ahead of|behind|followed by|vs\.?))(?=\s)"
     r"((?:[^,.;\n]|[.,](?=\d))*)"
 )
 _NOTHING = AnswerContext()
@@ -191,9 +192,11 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     if check.type == "must_include":
         return _includes_all(as_facts(value), check, text, context)
     sentences = [text, *_SENTENCE.split(text), *_LINE.split(text)]
-    sentences = [
-        part for part in dict.fromkeys([*sentences, *map(_without_aside, sentences)]) if part.strip()
-    ]
+    sentences += [*map(_without_aside, sentences)]
+    sentences.append(
+        _COMPARISON.sub(lambda m: m[0] if HEDGE.search(m[1]) or not re.search(r"\d", m[1]) else "", text)
+    )
+    sentences = [part for part in dict.fromkeys(sentences) if part.strip()]
     options = (True, False) if check.type == "yes_no" else check.options
     plainly = [replace(context, said="")] if check.type == "yes_no" else []
     for heard in (*plainly, context):  # a plain yes or no tells more than other words

@@ -78,6 +78,7 @@ _DAYS_OF_MONTH = re.compile(
     rf"(?<![,&\d] )(?<!and )(?<!or )\b({DAY}(?:(?:,| and| or| &|, and) {DAY})+ (?:of )?)({MONTH})",
     re.IGNORECASE,
 )
+_MONTH_BEFORE = re.compile(rf"{MONTH}:? $", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
@@ -114,10 +115,7 @@ def canonical(text: str) -> str:
     text = _SCALED.sub(_scaled, _AND_A_HALF.sub(_with_half, text))
     text = _COINS.sub(r"\1.\3 \2", text)
     text = _PART_OF_DAY.sub(_on_the_clock, _CLOCK.sub(_clock, text))
-    if _DAYS_OF_MONTH.search(text):  # 24 and 25 April
-        text = _DAYS_OF_MONTH.sub(
-            lambda m: re.sub(r"(?<=\w)(?=,| and\b| or\b| &)", f" {m[2]}", m[1]) + m[2], text
-        )
+    text = _DAYS_OF_MONTH.sub(_with_month, text)
     text = _NUMERO.sub("number ", text)
     text = _MINUS_OUTSIDE.sub(r"\1-", text)
     text = _MINUS.sub("-", text)
@@ -166,6 +164,13 @@ def _clock(match: re.Match[str]) -> str:
 def _on_the_clock(match: re.Match[str]) -> str:
     half = "am" if (match[3] or "").lower() == "morning" or (match[4] and match[1] == "12") else "pm"
     return f"{match[1]}{match[2]} {half}"
+
+
+def _with_month(match: re.Match[str]) -> str:
+    """24 April and 25 April for "24 and 25 April", but not in "5 Oct: 12, 7 Oct: 15"."""
+    if _MONTH_BEFORE.search(match.string[: match.start()]):
+        return match[0]
+    return re.sub(r"(?<=\w)(?=,| and\b| or\b| &)", f" {match[2]}", match[1]) + match[2]
 
 
 def _plain_character(character: str) -> str:

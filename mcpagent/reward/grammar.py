@@ -82,6 +82,7 @@ _MARKS = dict(zip(f"{BLANK}{DATE}{NUMBER}():&/|+.!?", "VM#():&&&&...", strict=Tr
 _BREAK = r", (?!\d{4}\b)|[;|\n]|\b(?:and|then)\b"
 _SEGMENT = re.compile(rf"(?:{_BREAK})?((?:(?!{_BREAK}).)+)", re.IGNORECASE)
 _CODE = re.compile(r"[^\W_]-.$|[^\W\d_].$|[^\W\d_]-?-$", re.DOTALL)
+_CODE_WORD = re.compile(r"[\w-]+")  # i-0d10
 ORDINAL = re.compile(r"\d*(?:1st|2nd|3rd|\dth)")
 
 
@@ -175,6 +176,11 @@ def _tells(texts: Sequence[str], remark: str, heard: Set[str], seen: Set[str]) -
             return False
         rest = blanked(rest, [(moment.start, moment.end)], " ")
     for amount in amounts(rest):
+        code = next(match for match in _CODE_WORD.finditer(rest) if match.end() > amount.start)
+        if is_in_code(rest, amount) or code.end() > amount.end > code.start():
+            if code[0].casefold() not in told.casefold():
+                return False
+            continue
         near = 0.5 * 10.0**-amount.decimals
         if not any(
             abs(amount.number - shown.number) <= near * bool(amount.decimals) for shown in amounts(told)

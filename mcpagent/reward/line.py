@@ -68,6 +68,13 @@ _TEMPERATURES = {"celsius", "fahrenheit", "kelvin", "K"}
 _DEGREES = re.compile(r"(?<=\d) ?([CF])\b")
 _PART_OF = re.compile(r"(?<=\w),? (?:and )?(?:\d+|one) of (?:them|these|which|whom)\b([^.;\n]*)")
 _LONG = 6  # words: what is longer is no name
+_TABLE_NUMBER = re.compile(r"^(\|) *(?:#|\d{1,2}) *\|(?=.*\|)", re.MULTILINE)
+_SCORE = re.compile(r"^([^\d\n]+?) (\d+) ?[-:] ?(\d+) ([^\d\n]+)$")  # Port Valen 2-3 Ashby United
+_ASKS_ONE = re.compile(r"\b(?:one|each|single|apiece|per unit)\b", re.IGNORECASE)
+_ASKS_FROM = re.compile(
+    r"\b(?:from|start|begin|leave|depart|origin|was|were|before|previous)\w*\b", re.IGNORECASE
+)
+_EACH = re.compile(r"(?<=\d) (?:each|apiece|a piece)\b")
 _OR = re.compile(r",? (?:or|which is|that is|equal to) (?:about |roughly |approximately |around |~)?")
 _THEN = re.compile(r"\s*(?:->|→|⟶|[<>])\s*")
 _RANGE = re.compile(r"\0 ?(?:-|to|through|until) ?\0")  # "41 to 43" has 42 too
@@ -107,6 +114,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     """Return an answer as it is read: canonical, "2 out of 5" as 2, "12 + 3 = 15" as 15, 2h05 as 2 hours and
     5 minutes, a numbered list without its numbers, an object of one field as what it holds."""
     text = canonical(unwrapped(text.strip(), check)).strip()
+    text = _TABLE_NUMBER.sub(r"\1", text)
     numbers = [int(match[1] or match[2]) for match in _ENUMERATOR.finditer(text)]
     if numbers and numbers == [*range(1, len(numbers) + 1)] and (len(numbers) > 1 or check.type == "set"):
         text = _ENUMERATOR.sub("", text)
@@ -116,6 +124,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = _TABLE_HEAD.sub("", text)
     if check.type == "pairs" and not (is_json_object(check.value) and _has_total(text, check.value)):
         text = _OUT_OF.sub("", text)
+        text = _SCORE.sub(r"\1 \2, \4 \3", text) if len(check.value) == 2 else text
         if all(isinstance(value, int) for value in check.value.values() if is_json_object(check.value)):
             text = _OF_ALL.sub("", text)
     if check.type == "number":
@@ -216,10 +225,7 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 return False
             return not (context.on_line and _other_parts(rest))
         case _:
-            if context.on_line and check.type == "number":
-                text = without_unless_hedged(_PART_OF, text)
-            if "whose" in words(context.said):
-                text = _OF.sub(" ", text)
+            text = _as_asked(text, check, context)
             if not NEGATED.search(format_value(value)):  # "active, not recruiting" is one value
                 text = without_contrast(text)
             spans = value_spans(check, value, text, context)
@@ -227,6 +233,18 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             if check.type == "name" and len(set(said)) < len(said):
                 return False  # fields with their values, or a plea
             return bool(spans) and stands(text, spans, [value], context)
+
+
+def _as_asked(text: str, check: AnswerCheck, context: AnswerContext) -> str:
+    """A text without what the question makes plain: parts of a count, "each" of one, where from if it asks
+    where to, "of" and "'s" if it asks whose."""
+    if check.type == "number" and context.on_line:
+        text = without_unless_hedged(_PART_OF, text)
+    if check.type == "number" and _ASKS_ONE.search(context.said):
+        text = _EACH.sub("", text)
+    if check.type == "name" and not (_ASKS_FROM.search(context.said) or re.search(r"\d", str(check.value))):
+        text = CHANGED_FROM.sub(" ", text)
+    return _OF.sub(" ", text) if "whose" in words(context.said) else text
 
 
 def _is_time(item: Any) -> bool:

@@ -92,6 +92,8 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     if address := _HOUSE_LAST.fullmatch(value):
         street, house, place = map(words, address.groups())
         yield _put_together(map(american, [*house, *street, *place]))
+    if re.fullmatch(r"[a-z]-[^\W\d_]{4,}", value):
+        yield tokens[-1]  # hexane of n-hexane
     if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():
         yield "".join(tokens) + "s"  # leopard sharks
     if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():  # "bleeding the front brake"
@@ -120,7 +122,10 @@ def _bare_name(tokens: list[str], value: str) -> list[str]:
 def _rotations(tokens: list[str], value: str) -> Iterator[str]:
     """A person's names with the last ones first, and a thing with its measure first."""
     bare = _bare_name(tokens, value)
-    is_person = 2 <= len(bare) <= 4 and value[:1].isupper() and all(word.isalpha() for word in bare)
+    is_made = len(bare) == 2 and value[:1].isupper() and bare[1][-1].isdigit()  # QA23 (Lalvin)
+    is_person = is_made or (
+        2 <= len(bare) <= 4 and value[:1].isupper() and all(word.isalpha() for word in bare)
+    )
     if is_person or (3 <= len(bare) <= 5 and value.islower() and amounts(canonical(value))):  # hex key 5 mm
         for at in range(1, len(bare)):
             yield "".join(bare[at:] + bare[:at])

@@ -11,7 +11,7 @@ from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.text_records import text_records
 from mcpagent.core.values import as_number, is_json_object
-from mcpagent.reward.amounts import Units, is_money, is_same_unit, measure, unit_named, units_of
+from mcpagent.reward.amounts import Units, amounts, is_money, is_same_unit, measure, unit_named, units_of
 from mcpagent.reward.canonical import LEGAL, canonical
 from mcpagent.reward.evidence import shown_records
 from mcpagent.reward.moments import Moment, Span, agree, moment_spans, moments, whole_moment
@@ -190,14 +190,19 @@ def _is_other_rate(text: str, span: Span, value: float, said: str, context: Answ
     results = " ".join(canonical(result.content.replace("_", " ")) for result in context.results)
     if (of := _PER_OTHER.match(text, span[1])) and of[1].casefold() not in _PERIODS:
         has_basis = bool(shown or asked) or re.search(r"\bper\b", results) is not None
+        lines = [line for result in context.results for line in canonical(result.content).splitlines()]
+        of_others = [line for line in lines if of[0].strip() in line]
+        if any(amount.number == value for line in of_others for amount in amounts(line)):
+            of_others = []
         told = words(f"{said} {results}")
-        is_told = any(stem(word) == stem(of[1].casefold()) or is_same_unit(word, of[1]) for word in told)
+        is_told = not of_others and any(
+            stem(word) == stem(of[1].casefold()) or is_same_unit(word, of[1]) for word in told
+        )
         return has_basis and not is_told
     if rate := _PER.match(text, span[1]):
         period = _PERIODS.get((rate[2] or rate[4]).casefold())
-        return period not in (None, "second") and (
-            period not in (asked or shown) or bool(rate[1] and rate[1] not in said)
-        )
+        is_asked = period in (asked or shown) or (period == "second" and not asked)
+        return period is not None and (not is_asked or bool(rate[1] and rate[1] not in said))
     before, after = _CLAUSE_MARK.split(text[: span[0]])[-1], _CLAUSE_MARK.split(text[span[1] :])[0]
     told = _periods(" ".join(match[1] for match in _EVERY.finditer(after)))
     return bool(told - (asked or shown) or _periods(" ".join(_PERIODIC.findall(before))) - asked - shown)

@@ -35,6 +35,7 @@ tests of the last ones say how much is left:
     twentyninth        1     0.5   9.5  1.5    the same; hobbies, asides that compare
     thirtieth          3     1     8    1      after the twentyninth; cents, kibibytes, lines of logs
     thirtyfirst        7.5   0.5  11    1      after the thirtieth; !415, accounts, other spellings
+    thirtysecond       3.5   1     9    1      after the thirtyfirst; codes in remarks, dates as things
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -100,11 +101,11 @@ KNOWN = {
     "fourth": ((0, 0), (0, 0)),
     "fifth": ((2, 1), (4, 1)),
     "sixth": ((0, 0), (3, 0)),
-    "seventh": ((1, 0), (1, 0)),
+    "seventh": ((0, 0), (1, 0)),
     "eighth": ((9, 0), (15, 0)),
     "ninth": ((6, 0), (8, 0)),
     "tenth": ((1, 0), (4, 1)),
-    "eleventh": ((9, 1), (13, 3)),
+    "eleventh": ((8, 1), (13, 3)),
     "twelfth": ((3, 2), (1, 3)),
     "thirteenth": ((1, 0), (0, 0)),
     "fourteenth": ((3, 0), (8, 1)),
@@ -116,7 +117,7 @@ KNOWN = {
     "twentieth": ((0, 0), (1, 1)),
     "twentyfirst": ((2, 1), (7, 2)),
     "twentysecond": ((1, 1), (7, 2)),
-    "twentythird": ((2, 1), (8, 3)),
+    "twentythird": ((2, 1), (7, 3)),
     "twentyfourth": ((0, 0), (2, 0)),
     "twentyfifth": ((1, 0), (3, 0)),
     "twentysixth": ((2, 0), (2, 0)),
@@ -124,7 +125,8 @@ KNOWN = {
     "twentyeighth": ((2, 0), (6, 2)),
     "twentyninth": ((1, 0), (8, 0)),
     "thirtieth": ((2, 0), (14, 0)),
-    "thirtyfirst": ((5, 0), (14, 1)),
+    "thirtyfirst": ((5, 0), (13, 1)),
+    "thirtysecond": ((3, 0), (14, 0)),
 }
 
 
