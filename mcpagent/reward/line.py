@@ -122,11 +122,12 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = _THEN.sub(", ", text)
     if check.type in ("list", "pairs", "set"):
         text = _TABLE_HEAD.sub("", text)
-    if check.type == "pairs" and not (is_json_object(check.value) and _has_total(text, check.value)):
+    pairs = check.value if check.type == "pairs" and is_json_object(check.value) else {}
+    if check.type == "pairs" and not _has_total(text, pairs):
         text = _OUT_OF.sub("", text)
-        text = _SCORE.sub(r"\1 \2, \4 \3", text) if len(check.value) == 2 else text
-        if all(isinstance(value, int) for value in check.value.values() if is_json_object(check.value)):
+        if all(isinstance(value, int) for value in pairs.values()):
             text = _OF_ALL.sub("", text)
+            text = _SCORE.sub(r"\1 \2, \4 \3", text) if len(pairs) == 2 else text
     if check.type == "number":
         text = _OUT_OF.sub("", _OF_TOTAL.sub(r"\1", _SUM.sub("", _SYMBOL.sub("", text))))
         if units_of(canonical(check.unit or "")) & _TEMPERATURES:

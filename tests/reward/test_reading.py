@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from mcpagent.core.tasks import AnswerCheck
+from mcpagent.reward.answer import answer_holds
 from tests.reward.test_values import holds
 
 FLATS = "flat 2: 790 EUR per month\nflat 3: 850 EUR per month"
@@ -273,6 +275,14 @@ def test_a_value_is_read_in_its_unit_its_range_and_its_other_names(
 ) -> None:
     heard = [text for text in (*right, *wrong) if holds(check, text, said=said, shown=shown, on_line=on_line)]
     assert heard == list(right)
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+def test_pairs_that_a_step_returned_are_read_as_any(on_line: bool) -> None:
+    check = AnswerCheck.model_validate({"type": "pairs", "value": "${step1.stock}"})
+    results, text = {"step1": {"stock": {"A": 2, "B": 3}}}, "Answer: " * on_line + "A: 2, B: 3"
+    assert answer_holds(check, text, results, on_line=on_line)
+    assert not answer_holds(check, text.replace("2", "4"), results, on_line=on_line)
 
 
 @pytest.mark.parametrize("on_line", [True, False])
