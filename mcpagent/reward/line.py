@@ -122,7 +122,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = _THEN.sub(", ", text)
     if check.type in ("list", "pairs", "set"):
         text = _TABLE_HEAD.sub("", text)
-    pairs = check.value if check.type == "pairs" and is_json_object(check.value) else {}
+    pairs: Mapping[str, Any] = check.value if is_json_object(check.value) else {}
     if check.type == "pairs" and not _has_total(text, pairs):
         text = _OUT_OF.sub("", text)
         if all(isinstance(value, int) for value in pairs.values()):
