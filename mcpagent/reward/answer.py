@@ -181,12 +181,9 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     """Whether the value is said and not denied: a number or facts anywhere, anything else by a sentence that
     would do as the answer line."""
     if check.type == "number":
-        alone = without_unless_hedged(
-            _COMPARISON, text
-        )  # another one's, if something else is said of this one
-        text = (
-            alone if any(amount.number not in _given(context, set()) for amount in amounts(alone)) else text
-        )
+        # What is compared with is another one's, if something else is said of this one.
+        alone, asked = without_unless_hedged(_COMPARISON, text), _given(context, set())
+        text = alone if any(amount.number not in asked for amount in amounts(alone)) else text
         texts = dict.fromkeys((text, _without_aside(text)))
         return any(_states_number(check, value, told, context) for told in texts)
     if check.type == "must_include":

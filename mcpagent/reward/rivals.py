@@ -264,14 +264,15 @@ def is_denied_apart(text: str, span: Span, spans: Sequence[Span]) -> bool:
 def is_of_another(text: str, span: Span, value: Any, context: AnswerContext) -> bool:
     """Whether what a text says at `span` is said of another shown record than those that show the value:
     "B has 5", "B: 5", "5 in B", and 5 is of A."""
-    of_value = [words(told) for told in record_texts([value], context)]
     edges = [0, *(m.end() for m in _PART_END.finditer(text)), len(text)]
     start, end = max(e for e in edges if e <= span[0]), min(e for e in edges if e >= span[1])
     before, after = _SUBJECT.match(text[start : span[0]]), _OF_THING.match(text[span[1] : end])
+    if not (before or after) or not (of_value := [words(t) for t in record_texts([value], context)]):
+        return False
     labels = {stem(word) for result in context.results for word in field_labels(result.content)}
     heard = stems(canonical(context.said)) | labels
-    for match in (before, after) if of_value else ():
-        named = [m[0] for m in re.finditer(r"[^\W_]+", match[1])] if match else []
+    for match in filter(None, (before, after)):
+        named = re.findall(r"[^\W_]+", match[1])
         while named and (named[-1].casefold() in SAFE or stem(named[-1].casefold()) in heard):
             named.pop()
         while named and (named[0].casefold() in SAFE or stem(named[0].casefold()) in heard):

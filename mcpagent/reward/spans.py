@@ -94,7 +94,6 @@ def value_spans(
         return []
     others = _fields_of_others(target, context)
     is_measured = measure(canonical(check.unit or "")) is not None
-    told = {word for said in (context.said, *(r.content for r in context.results)) for word in tokens(said)}
     # An abbreviation of a unit may be said as what it means.
     is_named = len(check.unit or "") > 3 and not units_of(canonical(str(check.unit)))
     return [
@@ -106,12 +105,7 @@ def value_spans(
             and (money := _OTHER_MONEY.match(text, span[1]))
             and unit_named(money[1]) is None
         )
-        and not (
-            is_measured
-            and text[span[1] - 1].isdigit()
-            and (symbol := _SYMBOL.match(text, span[1]))
-            and not any(re.match(".*".join(symbol[1].casefold()), word) for word in told)  # dwt of deadweight
-        )
+        and not (is_measured and _has_other_symbol(text, span, context))
         and not (
             (thing := _COUNTED.match(text, span[1]))
             and thing[1] not in FUNCTION_WORDS
@@ -141,8 +135,8 @@ def _with_heard_words(name: str, text: str, context: AnswerContext) -> list[Span
 
 
 def _without_kind(name: str, text: str, context: AnswerContext) -> list[Span]:
-    """Where a text says a name without the word with which other names that are shown begin: "Ahorn" of
-    Room Ahorn, if there is a Room Linden."""
+    """Where a text says a name without the word with which other names that are shown begin, or without its
+    measure: "Ahorn" of Room Ahorn, if there is a Room Linden; "bottom bracket" of the one of 68 mm."""
     kind, _, bare = name.partition(" ")
     leaves = shown_leaves(context)
     if (unmeasured := _MEASURE.sub("", name)) != name:  # "Bottom bracket 68 mm", if there is one
@@ -171,6 +165,16 @@ def _is_unheard(thing: re.Match[str], check: AnswerCheck, context: AnswerContext
     if re.match(".*".join(thing[0].split()[0]), str(check.unit)):
         return False  # "btls" of bottles
     return stems(thing[0]).isdisjoint(stems(f"{check.unit} {context.said} {told}"))
+
+
+def _has_other_symbol(text: str, span: Span, context: AnswerContext) -> bool:
+    """Whether a mark of a unit that nothing has shown stands behind a bare number: hp, but not the dwt of a
+    deadweight."""
+    symbol = _SYMBOL.match(text, span[1]) if text[span[1] - 1].isdigit() else None
+    if symbol is None:
+        return False
+    shown = (context.said, *(result.content for result in context.results))
+    return not any(re.match(".*".join(symbol[1].casefold()), word) for said in shown for word in tokens(said))
 
 
 def _with_rate(text: str, span: Span) -> Span:

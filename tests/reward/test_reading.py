@@ -8,7 +8,7 @@ import pytest
 
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.reward.answer import answer_holds
-from tests.reward.test_values import holds
+from tests.reward.test_values import holds, those_that_hold
 
 FLATS = "flat 2: 790 EUR per month\nflat 3: 850 EUR per month"
 SHOWS = """\
@@ -273,8 +273,8 @@ def test_a_value_is_read_in_its_unit_its_range_and_its_other_names(
     wrong: tuple[str, ...],
     on_line: bool,
 ) -> None:
-    heard = [text for text in (*right, *wrong) if holds(check, text, said=said, shown=shown, on_line=on_line)]
-    assert heard == list(right)
+    told = those_that_hold(check, (*right, *wrong), said=said, shown=shown, on_line=on_line)
+    assert told == list(right)
 
 
 @pytest.mark.parametrize("on_line", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +27,12 @@ def holds(check: dict[str, Any], answer: str, *, said: str, shown: str, on_line:
     context = AnswerContext(said=said, results=(result,))
     text = f"Answer: {answer}" if on_line else answer
     return answer_holds(AnswerCheck.model_validate(check), text, {}, context, on_line=on_line)
+
+
+def those_that_hold(
+    check: dict[str, Any], answers: Sequence[str], *, said: str, shown: str, on_line: bool
+) -> list[str]:
+    return [text for text in answers if holds(check, text, said=said, shown=shown, on_line=on_line)]
 
 
 @pytest.mark.parametrize("on_line", [True, False])
@@ -226,8 +233,8 @@ def test_a_value_is_read_as_what_it_is(
     wrong: tuple[str, ...],
     on_line: bool,
 ) -> None:
-    heard = [text for text in (*right, *wrong) if holds(check, text, said=said, shown=shown, on_line=on_line)]
-    assert heard == list(right)
+    told = those_that_hold(check, (*right, *wrong), said=said, shown=shown, on_line=on_line)
+    assert told == list(right)
 
 
 def test_what_a_thing_lacks_denies_it_to_no_question_for_that() -> None:
