@@ -228,22 +228,26 @@ def test_a_package_of_kernels_gives_way_to_the_attention_that_packs_and_samples_
 
 
 class MixesNeighbours(torch.nn.Module):
-    """A feed-forward layer that also reads the state before, as a short convolution does."""
+    """A feed-forward layer that also reads a `share` of a state next to it, as a short convolution does."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, shift: int, share: float) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.shift, self.share = inner, shift, share
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.inner(states) + states.roll(1, dims=1)
+        return self.inner(states) + self.share * states.roll(self.shift, dims=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_check_of_packing_takes_rounding_and_no_layer_that_mixes_neighbours(dtype: torch.dtype) -> None:
-    """Six layers, logits of a standard deviation of 4: in bfloat16 the mean is 0.03 nats off, a token 0.1."""
-    for seed in range(5):
+@pytest.mark.parametrize("layers", [6, 80])
+def test_the_check_of_packing_takes_rounding_and_no_layer_that_mixes_neighbours(
+    layers: int, dtype: torch.dtype
+) -> None:
+    """Logits of a standard deviation of 4: in bfloat16 a mean of 0.03 nats is rounding, and over 0.05 if there
+    are many layers, as on a GPU with a model of 4B. One layer that mixes a little is less than that."""
+    for seed in range(3):
         torch.manual_seed(seed)
-        shape = SHAPE | {"num_hidden_layers": 6, "hidden_size": 64, "initializer_range": 0.05}
+        shape = SHAPE | {"num_hidden_layers": layers, "hidden_size": 64, "initializer_range": 0.05}
         model: Any = AutoModelForCausalLM.from_config(
             Qwen3Config(**shape, head_dim=16, tie_word_embeddings=False)
         ).eval()
@@ -251,9 +255,11 @@ def test_the_check_of_packing_takes_rounding_and_no_layer_that_mixes_neighbours(
             model.model.norm.weight.mul_(4.0 / (float(model.lm_head.weight.std()) * 64**0.5))
         model = model.to(dtype)
         assert why_not_packed(model) is None
-        model.model.layers[3].mlp = MixesNeighbours(model.model.layers[3].mlp)
-        reason = why_not_packed(model)
-        assert reason is not None and "do not follow the tree" in reason
+        inner = model.model.layers[3].mlp
+        for shift, share in ((1, 1.0), (1, 0.05), (3, 0.05)):
+            model.model.layers[3].mlp = MixesNeighbours(inner, shift, share)
+            reason = why_not_packed(model)
+            assert reason is not None and "do not follow the tree" in reason
 
 
 @pytest.mark.parametrize("keeps_tokens", [None, 10, 10_000])
