@@ -13,13 +13,11 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo.job import QuickstartJob, parts
-from mcpagent.demo.pretrained import MEASURED, SHAPES, Pace, fit
-from mcpagent.models.load import resolve_device
+from mcpagent.demo.pretrained import SHAPES, Pace, fit, width_of
 from mcpagent.run.episodes import open_episodes
 from mcpagent.run.train import Watch, train
 from mcpagent.storage.datasets import read_tasks, spread
 
-_EVALUATED = 12  # tasks, greedy and sampled at once as they will be
 _WORDY = 2.0  # times as long as the demonstrations are the turns of a model that has seen none
 
 
@@ -77,7 +75,7 @@ def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int,
         rollout={"max_steps_per_episode": played, "max_new_tokens": supervised.longest_turn},
     )
     if not is_shaped:
-        batch, group = MEASURED.get(resolve_device(grpo.device).type, SHAPES[0])
+        batch, group = width_of(grpo).shape
         grpo = _with(grpo, training={"batch_size": batch}, rollout={"group_size": group})
     step = _timed(grpo, place / "grpo", on_part)
     eval_s = _timed_evaluation(grpo, supervised.checkpoint, job.out / "data" / "heldout.jsonl", on_part)
@@ -145,12 +143,13 @@ def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int],
 def _timed_evaluation(
     config: TrainConfig, checkpoint: Path, data: Path, on_part: Callable[[str, int, int], None]
 ) -> float:
-    """Seconds of an episode, of a few tasks at once. Each task computes the schemas of its own tools, which
-    the attempts of a group share: behind many tools that is most of the time."""
+    """Seconds of an episode, of tasks that are played greedily and sampled at once, as they will be. Each
+    task computes the schemas of its own tools, which the attempts of a group share: behind many tools that is
+    most of the time."""
     with open_episodes(
         config, policy=str(checkpoint), samples=2, console=Console(is_json=True), data=data
     ) as opened:
-        tasks = spread(opened.tasks, _EVALUATED)
+        tasks = spread(opened.tasks, width_of(config).evaluated)
         samplings = [replace(opened.settings.sampling, temperature=t) for t in (0.0, 1.0)]
         played, began, episodes = count(), time.monotonic(), 2 * len(tasks)
 

@@ -32,11 +32,9 @@ _GRPO = [
     # (Liu et al. 2025, arXiv 2503.20783): batches are small, and most failures differ by a shaping term.
     "grpo.loss=dr_grpo",
     "training.save_frequency=5",
-    "rollout.num_envs=32",
 ]
 _EVAL_EVERY = 5  # about so many steps of GRPO between evaluations, of which it gives the best checkpoint
-# Prompts of a step and attempts at each, the largest first; the one that is measured, by device.
-SHAPES, MEASURED = ((16, 8), (8, 8), (4, 8), (4, 4)), {"cpu": (4, 4)}
+SHAPES = ((16, 8), (8, 8), (4, 8), (4, 4))  # prompts of a step and attempts at each, the largest first
 # Of GRPO, for 16 episodes a step; by the square root of their number (Malladi et al. 2022, arXiv 2205.10287).
 _LEARNING_RATE = 5e-5
 _MODEST = 32  # episodes a step, or as many as were measured
@@ -51,11 +49,32 @@ _LEAST_UNTRAINED = 10  # tasks
 _LEAST_NEW_TOKENS = 128  # of a turn; twice the longest that few demonstrations show, if that is more
 _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
 
+
+@dataclass(frozen=True)
+class Width:
+    """How many episodes a device plays at once, of which shape the step of GRPO is that is measured, and on
+    how many tasks an evaluation, greedy and sampled at once."""
+
+    at_once: int
+    shape: tuple[int, int]
+    evaluated: int
+
+
+# A GPU takes about as long for many rows as for few; where their cache has no room, fewer are played.
+_CPU, _ACCELERATOR = Width(32, SHAPES[-1], 12), Width(256, SHAPES[0], 128)
+
 ABOUT = (
     "A pretrained model learns to use MCP servers. It is measured as it is, imitates a few "
     "demonstrations that were played on the real servers, and is then trained by GRPO on real episodes, with "
     "rewards computed from what the servers answered."
 )
+
+
+def width_of(config: TrainConfig) -> Width:
+    """Return that of the device that the configuration names. Raises UserError if it is not there."""
+    from mcpagent.models.load import resolve_device  # and with it torch
+
+    return _CPU if resolve_device(config.device).type == "cpu" else _ACCELERATOR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +98,9 @@ class Pretrained:
         if warm.data.max_tasks is None:  # no more are demonstrated than are trained on
             few = {"max_tasks": warm.training.batch_size * (warm.training.max_steps or 1)}
             warm = warm.model_copy(update={"data": warm.data.model_copy(update=few)})
+        if not self.has_set("rollout.num_envs"):
+            many = {"num_envs": width_of(grpo).at_once}
+            grpo = grpo.model_copy(update={"rollout": grpo.rollout.model_copy(update=many)})
         return warm, grpo
 
     def has_set(self, key: str) -> bool:
