@@ -11,7 +11,7 @@ import torch
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
 from mcpagent.models.adapters import LoraShape, attach_lora, causal_lm
-from mcpagent.models.load import empty_model, use_checkpointing
+from mcpagent.models.load import MIN_WIDTH, empty_model, use_checkpointing
 from mcpagent.models.logits import refuse_other_logits
 from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.learner.learner import Learner, load_weights
@@ -55,7 +55,7 @@ def build_learner(
     if config.model.checkpoints_on(loaded.device.type, can=can_checkpoint):
         use_checkpointing(model)
     elif config.model.gradient_checkpointing is None and can_checkpoint:
-        use_checkpointing(model, may_map=False)
+        use_checkpointing(model, may_map=causal_lm(model).config.get_text_config().hidden_size >= MIN_WIDTH)
         keeps_tokens = config.training.pass_tokens
     value_head = new_value_head(model) if is_grpo and config.grpo.advantage == "gae" else None
     precision = Precision(config.training.mixed_precision, device=loaded.device)
