@@ -95,35 +95,47 @@ class MergedCopy:
     """A plain copy of a LoRA model for sampling, with the adapters of its linear layers merged into its
     weights at each `sync`; for float32 weights, since narrower ones round most of an update away.
 
-    Each merge starts again from the frozen base, so nothing accumulates. Costs the memory of the base once.
+    Each merge starts again from the frozen base, so nothing accumulates. What has no adapter is the model's
+    own; the merged weights are held from `sync` to `rest`.
     """
 
     def __init__(self, model: Any) -> None:
         self._source = model
+        frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
         with torch.no_grad():
-            self.model = copy.deepcopy(model).unload()
+            self.model = copy.deepcopy(model, frozen).unload()
         self.model.requires_grad_(False).eval()
         self.sync()
 
     @torch.no_grad()
     def sync(self) -> None:
         """Bring the copy up to date with the adapters."""
-        for _, target, merged in self._layers():
-            target.copy_(merged)
+        for name, layer in self._adapted():
+            self._set(name, _merged(layer))
+
+    def rest(self) -> None:
+        """Let go of the merged weights; `sync` makes them again."""
+        for name, _ in self._adapted():
+            self._set(name, torch.empty(0))
 
     @torch.no_grad()
     def layers(self) -> Iterator[tuple[str, bool]]:
         """Yield each adapted layer, and whether the copy has what the adapters say now."""
-        for name, target, merged in self._layers():
-            yield name, torch.equal(target, merged)
+        for name, layer in self._adapted():
+            yield name, torch.equal(self.model.get_submodule(name).weight, _merged(layer))
 
-    def _layers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield the name of each adapted layer, its weight in the copy and what it is to be."""
+    def _adapted(self) -> Iterator[tuple[str, Any]]:
         from peft.tuners.lora.layer import Linear
 
         for name, layer in self._source.named_modules():
             if isinstance(layer, Linear):
-                name = name.removeprefix("base_model.model.")
-                weight: torch.Tensor = layer.get_base_layer().weight  # type: ignore[assignment]
-                merged = weight + layer.get_delta_weight("default").to(weight.dtype)
-                yield name, self.model.get_submodule(name).weight, merged
+                yield name.removeprefix("base_model.model."), layer
+
+    def _set(self, name: str, weight: torch.Tensor) -> None:
+        self.model.get_submodule(name).weight = torch.nn.Parameter(weight, requires_grad=False)
+
+
+def _merged(layer: Any) -> torch.Tensor:
+    """The weight of an adapted layer with its adapter."""
+    weight: torch.Tensor = layer.get_base_layer().weight
+    return weight + layer.get_delta_weight("default").to(weight.dtype)

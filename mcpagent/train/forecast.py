@@ -165,7 +165,7 @@ def forecast(
     parts["kv_cache"] *= episodes / asked
     sampling = fixed + parts["kv_cache"] + parts["vllm"]
     updating = sum(parts.values()) - parts["vllm"]
-    updating -= parts["kv_cache"]
+    updating -= parts["kv_cache"] + parts["sampling_copy"]  # `rest` lets go of both
     passing = parts["activations"] + parts["logits"]  # over before gradients are flattened
     updating -= min(copied, passing)
     return Forecast(parts=parts, peak=max(sampling, updating), host=host, episodes=episodes, asked=asked)
@@ -230,7 +230,7 @@ def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_her
         "optimiser": (2 if config.optimization.optimizer == "adamw" else 1) * moment
         + _master_bytes(config, shape, itemsize),
         "reference": reference,
-        "sampling_copy": shape.parameters * itemsize
+        "sampling_copy": shape.linear * itemsize
         if samples_here and mode == "lora" and itemsize >= 4
         else 0.0,  # adapters on narrower weights are computed next to them
         "kv_cache": episodes_asked(config) * context * shape.cache_elements * itemsize

@@ -88,7 +88,14 @@ def hf_sampler(
         room = episodes_with_room(
             serving.config, free=AIR * free, max_context=max_context, itemsize=serving.dtype.itemsize
         )
-    return RolloutEngine(policy=policy, push=push, close=policy.close, read_back=read_back, episodes=room)
+    return RolloutEngine(
+        policy=policy,
+        push=push,
+        close=policy.close,
+        rest=(lambda: None) if merged is None else merged.rest,
+        read_back=read_back,
+        episodes=room,
+    )
 
 
 def episodes_with_room(config: Any, *, free: float, max_context: int, itemsize: int) -> int:

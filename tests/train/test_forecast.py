@@ -96,7 +96,7 @@ def test_the_parts_of_each_mode() -> None:
     assert (lora["gradients"], lora["optimiser"]) == (4 * shape.adapters, 12 * shape.adapters)
     assert (lora["reference"], lora["sampling_copy"]) == (0, 0)
     single = memory(config(), shape, itemsize=4, samples_here=True)
-    assert (single["optimiser"], single["sampling_copy"]) == (8 * shape.adapters, 4 * shape.parameters)
+    assert (single["optimiser"], single["sampling_copy"]) == (8 * shape.adapters, 4 * shape.linear)
     assert (full["weights"], full["optimiser"]) == (4 * shape.parameters, 8 * shape.parameters)
     assert (full["reference"], full["sampling_copy"]) == (4 * shape.parameters, 0)
     assert qlora["weights"] < 0.61 * lora["weights"] and qlora["sampling_copy"] == 0

@@ -108,3 +108,21 @@ def test_the_merged_copy_samples_what_the_adapters_train(model: Any) -> None:
     assert torch.equal(before, stale)
     assert not torch.allclose(before, expected, atol=1e-2)
     assert torch.allclose(fresh, expected, atol=1e-4)
+
+
+def test_a_merged_copy_holds_only_what_is_merged_and_that_until_it_rests(model: Any) -> None:
+    adapted = attach_lora(model, LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear"), seed=0)
+    source = {name: parameter.clone() for name, parameter in adapted.named_parameters()}
+    merged, batch = MergedCopy(adapted), PaddedBatch((), *_rows())
+    of_source = {parameter.data_ptr() for parameter in adapted.parameters()}
+    own = {n for n, p in merged.model.named_parameters() if p.data_ptr() not in of_source}
+    assert own == {f"{name}.weight" for name, _ in merged.layers()}
+    with torch.no_grad():
+        before = TokenScorer(merged.model)(batch)[0]
+        merged.rest()
+        assert sum(p.numel() for n, p in merged.model.named_parameters() if n in own) == 0
+        with pytest.raises(RuntimeError):
+            TokenScorer(merged.model)(batch)
+        merged.sync()
+        assert torch.equal(TokenScorer(merged.model)(batch)[0], before)
+    assert all(torch.equal(parameter, source[name]) for name, parameter in adapted.named_parameters())
