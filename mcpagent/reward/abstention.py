@@ -48,6 +48,13 @@ _ENUMERATOR = re.compile(r"^\s*(?:[-*•]\s*)?[0-9]{1,2}[.)]\s", re.MULTILINE)
 _COMMON = pattern("common")
 # Where one is told to look, or asked, names are examples.
 _ADVICE = pattern("advice")
+# What one is asked whether it is so; not what one is asked to do.
+_POLAR = re.compile(
+    r"(?:^|[.,;:!?]\s)\W*(?:is|are|was|were|will|does|do|did|has|have|had)\b(?! you\b)", re.IGNORECASE
+)
+_NO = re.compile(r"^\W*no\b(?=\W*$|[,.;!])", re.IGNORECASE)
+_BY_ME = re.compile(r"\b(?:i|we)\b")
+_BECAUSE = re.compile(r"\bbecause\b")
 _ONLY = re.compile(r"\b(?:only|just)\b")
 _SEVERAL = re.compile(
     r"\W*(?:there are|(?:you|we|i) (?:have|see|found)) "
@@ -70,6 +77,8 @@ def abstention_holds(
     `line`, which is a part of `answer`, that line says so: "none", or what is asked for."""
     text = without_markup(answer).replace("’", "'").replace("e.g.", "such as")
     limit = (check.model_extra or {}).get("max_words", MAX_ABSTENTION_WORDS)
+    if _POLAR.search(context.said) and check.value != "replies":
+        text, line = _NO.sub("", text), None if line is None else _NO.sub("", line)  # "No" is an answer
     if line is not None and not _gives_none(line, check):
         return False
     if re.search(r"[^\W\d_]{2,}", text) is None or len(text.split()) > limit:
@@ -117,8 +126,10 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     if any(a.number not in given and a.number > _LARGE for a in amounts(canonical(text))):
         return True
     sourced, said = {_singular(word) for word in tokens(sources)}, set(tokens(context.said))
+    shown = {word for result in context.results for word in tokens(result.content)}
     for clause in _clauses(re.split(rf"{_SENTENCE.pattern}|, so ", text)):
-        if set(_DONE.findall(clause)) - said and not _refuses(clause) and " not " not in f" {clause} ":
+        seen = said if _BY_ME.search(clause) else said | shown
+        if set(_DONE.findall(clause)) - seen and not _refuses(clause) and " not " not in f" {clause} ":
             return True
     text = _without_advice(text)
     names = _CODE.findall(text)
@@ -138,7 +149,15 @@ def _singular(word: str) -> str:
 
 
 def _refuses(sentence: str) -> bool:
-    return _CANNOT.search(_DENIED.split(_spelt_out(sentence))[0]) is not None
+    """Whether a sentence says no; "because it is not there" gives a reason, if it does not speak of tools."""
+    told = _DENIED.split(_spelt_out(sentence))[0]
+    claim, *reasons = _BECAUSE.split(told, maxsplit=1)
+    is_of_tools = _HARMLESS.search(claim) or any(
+        _HELP.search(p) or _BY_ME.search(p) for p in (claim, *reasons)
+    )
+    if tokens(claim) and reasons and not is_of_tools:
+        told = claim
+    return _CANNOT.search(told) is not None
 
 
 def _asks(sentence: str, about: Sequence[str]) -> bool:

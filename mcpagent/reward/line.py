@@ -45,6 +45,7 @@ from mcpagent.reward.spans import (
     units_for,
     value_parts,
     value_spans,
+    without_measure,
     worded_spans,
 )
 from mcpagent.reward.words import WORDS, pattern
@@ -70,6 +71,7 @@ _PART_OF = re.compile(r"(?<=\w),? (?:and )?(?:\d+|one) of (?:them|these|which|wh
 _LONG = 6  # words: what is longer is no name
 _TABLE_NUMBER = re.compile(r"^(\|) *(?:#|\d{1,2}) *\|(?=.*\|)", re.MULTILINE)
 _SCORE = re.compile(r"^([^\d\n]+?) (\d+) ?[-:] ?(\d+) ([^\d\n]+)$")  # Port Valen 2-3 Ashby United
+_ASKS_WHY = re.compile(r"\b(?:why|cause[sd]?|reason)\b", re.IGNORECASE)
 _ASKS_ONE = re.compile(r"\b(?:one|each|single|apiece|per unit)\b", re.IGNORECASE)
 _ASKS_FROM = re.compile(
     r"\b(?:from|start|begin|leave|depart|origin|was|were|before|previous)\w*\b", re.IGNORECASE
@@ -183,7 +185,8 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 value if isinstance(value, bool) else polarity(str(value))
             )
         case "choice":
-            text = _REASON.sub(" ", text if "not" in value_parts(value) else without_contrast(text))
+            text = text if "not" in value_parts(value) else without_contrast(text)
+            text = text if _ASKS_WHY.search(context.said) else _REASON.sub(" ", text)
             text = CHANGED_FROM.sub(" ", text)
             spans = option_spans(check, value, text)
             others = [
@@ -203,7 +206,7 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 text, spans, targets, context, kind="choice"
             )
         case "pairs":
-            text = _OF.sub(" ", text)
+            text = _without_owners(text, [*value, *value.values()] if is_json_object(value) else [])
             units = units_for(check, context, may_be_percent=True)
             spans = pair_spans(value, text, context, tolerance=check.tolerance, units=units)
             things = list(value) if is_json_object(value) else []
@@ -245,7 +248,13 @@ def _as_asked(text: str, check: AnswerCheck, context: AnswerContext) -> str:
         text = _EACH.sub("", text)
     if check.type == "name" and not (_ASKS_FROM.search(context.said) or re.search(r"\d", str(check.value))):
         text = CHANGED_FROM.sub(" ", text)
-    return _OF.sub(" ", text) if "whose" in words(context.said) else text
+    return _without_owners(text, [check.value]) if "whose" in words(context.said) else text
+
+
+def _without_owners(text: str, values: Sequence[Any]) -> str:
+    """A text without "of" and "'s", but for those of the values: Let's Encrypt."""
+    of_values = [s for v in values if _OF.search(format_value(v)) for s in spans_of(v, text)]
+    return _OF.sub(lambda m: m[0] if any(a <= m.start() < b for a, b in of_values) else " " * len(m[0]), text)
 
 
 def _is_time(item: Any) -> bool:
@@ -370,7 +379,11 @@ def _item_spans(
     item: Any, text: str, context: AnswerContext, tolerance: float, units: Units = ANY_UNITS
 ) -> list[Span]:
     spans = spans_of(item, text, tolerance=tolerance, units=units) or worded_spans(item, text)
-    return spans or (part_spans(item, text, context) if isinstance(item, str) else [])
+    if spans or not isinstance(item, str):
+        return spans
+    return part_spans(item, text, context) or (
+        without_measure(item, text, context) if item[:1].isupper() else []
+    )
 
 
 def pair_spans(

@@ -18,6 +18,7 @@ _LETTERS = str.maketrans({"ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "å": "aa", "ø": "oe"})
 _WEEKDAY_NAME = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs?|ur)?(?:days?)?")
 _VERSION = re.compile(r"v\d+")
+_VERSION_OF = re.compile(r"([a-z]{2,}?)(v?)(\d+\.\d.*)")  # TLSv1.3
 _TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.(?:\s+|(?=[A-Z])))+(?=[^\W\d_])")  # no part of a host's name
 _HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27, Carouge
 _EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
@@ -89,6 +90,8 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     ):
         yield "".join(word[0] for word in tokens[:-1]) + tokens[-1]  # J. S. Bach
         yield "".join(word for word in tokens if len(word) > 1 and word not in UNSAID)
+    if version := _VERSION_OF.fullmatch(_put_together(tokens)):
+        yield version[1] + ("" if version[2] else "v") + version[3]  # TLS 1.3
     if address := _HOUSE_LAST.fullmatch(value):
         street, house, place = map(words, address.groups())
         yield _put_together(map(american, [*house, *street, *place]))
@@ -99,7 +102,7 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():  # "bleeding the front brake"
         yield from (tokens[0].removesuffix("e") + ending + "".join(tokens[1:]) for ending in ("ing", "ed"))
     if len(tokens) == 1 and len(value) > 2 and value.isalpha() and not value.istitle():
-        yield from (tokens[0] + ending for ending in ("ed", "d", "s"))  # "pass": it passed
+        yield from (tokens[0] + ending for ending in ("ed", "d", "s", "ful"))  # "pass": it passed
 
 
 def _put_together(some: Iterable[str]) -> str:
@@ -126,9 +129,12 @@ def _rotations(tokens: list[str], value: str) -> Iterator[str]:
     is_person = is_made or (
         2 <= len(bare) <= 4 and value[:1].isupper() and all(word.isalpha() for word in bare)
     )
-    if is_person or (3 <= len(bare) <= 5 and value.islower() and amounts(canonical(value))):  # hex key 5 mm
+    is_plain = 3 <= len(bare) <= 5 and value.islower()
+    if is_person or (is_plain and amounts(canonical(value))):  # hex key 5 mm
         for at in range(1, len(bare)):
             yield "".join(bare[at:] + bare[:at])
+    elif is_plain and value.replace(" ", "").isalpha():
+        yield "".join(bare[-1:] + bare[:-1])  # "rear tyre worn": a worn rear tyre
 
 
 def _outermost(spans: list[Span]) -> list[Span]:

@@ -53,6 +53,11 @@ _CHOICE = ("or", "nor", "either", "neither")
 _PRONOUNS = frozenset(("it", "that", "this", "they", "or", "and"))
 _JOINT = re.compile(r"(?=.*\S)[\s,;/&|-]*(?:\b(?:and|or|to|vs|versus|bis|und|oder)\b[\s,]*)?", re.DOTALL)
 _REMARK = re.compile(r"\([^()]*[^\W\d_][^()]*\)")
+_OTHERWISE = re.compile(
+    r"\b(?:but|while|whereas|though|although)\b[^.]*\0[^.]* (?:is|are|was|were|has|have|had|do|does|did)\b"
+)
+_NOT = re.compile(r"(?<=\w)n't\b")
+_IF = re.compile(r"(?<=\d )if\b")  # "(279 if you book online)"
 _ALL_OF = re.compile(r"\b(?:the|all|these) $")
 _CLAUSE = re.compile(r"[^;.\n(),]+(?:[.,](?=\d)[^;.\n(),]+)*")
 _ITEM_JOINT = re.compile(r"([,;&|/\n](?:\s*and\b)?|\band\b|(?<=\w)[.:](?=\s|$))")
@@ -222,15 +227,18 @@ def _is_denied(rest: str, context: AnswerContext) -> bool:
     """Whether a sentence with a blanked value doubts it, or a clause of it denies it. What a clause denies of
     something else that it names is no denial of the value, nor are words of the question or of a result, such
     as "a false alarm"."""
-    quoted = (f" {' '.join(words(canonical(context.said)))} ", *context.token_lines)
-    is_denial_asked = NEGATED.search(context.said) is not None
-    for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", rest)):
+    said = _NOT.sub(" not", canonical(context.said))
+    quoted = (f" {' '.join(words(said))} ", *context.token_lines)
+    is_denial_asked = NEGATED.search(said) is not None
+    for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", _NOT.sub(" not", rest))):
         if BLANK not in sentence:
             continue
         edges = _edges(sentence)
         for hedge in HEDGE.finditer(sentence):
             phrase = words(sentence[hedge.start() :])[:2]
             if len(phrase) > 1 and any(f" {' '.join(phrase)} " in text for text in quoted):
+                if _OTHERWISE.search(sentence, hedge.end()):
+                    return True
                 continue
             if is_denial_asked and any(
                 m.start() < hedge.start() < m.end() for m in _LACKS.finditer(sentence)
@@ -338,7 +346,7 @@ def rival_amounts(
     said = canonical(context.said)
     asked = {amount.number for amount in amounts(said)} - {as_number(value)}
     units = [one.unit for one in right if one.unit]
-    remarks = [m.span() for m in _REMARK.finditer(text) if not HEDGE.search(m[0])]
+    remarks = [m.span() for m in _REMARK.finditer(text) if not HEDGE.search(_IF.sub("", m[0]))]
     rivals = [
         amount
         for amount in amounts(text)

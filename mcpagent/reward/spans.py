@@ -32,12 +32,14 @@ _RATE = pattern("rate")
 FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
 _BETWEEN_STEMS = frozenset({*FUNCTION_WORDS, "it", "yet", "still", "also", "to", "be", "being"}) - {"or"}
 _NAME_BEFORE, _NAME_AFTER = (
-    re.compile(r"(?:(?:\b[A-Z][\w']*[.]?|\0)[ -]+)+$"),
+    re.compile(r"(?:(?:\b[A-Z][\w']*[.]?|\0)[ -]+(?:(?:d[aeiu]|d[eo]s|v[ao]n|de[nr]|la)[ -]+)*)+$"),
     re.compile(r"(?:(?: d[aeiu]| d[eo]s| v[ao]n| de[nr]| la)*[ -]+(?:[A-Z][\w']*|\0))+"),
 )
+_CAPITALISED = re.compile(r"(?:[A-Z][^\W\d_]+ ){1,3}[A-Z][^\W\d_]+")
 _OTHER_MONEY = re.compile(r"(?<=\d)\s?([A-Z]{3})\b")
 _SYMBOL = re.compile(r" ?([b-df-hj-np-tv-xz]{2,3}|[a-z]?[A-Z]{1,2}[a-z]?)\b")  # of another unit: hp, dB
-_MEASURE = re.compile(r"(?<=[^\W\d_]{3}) \d+(?:[.,]\d+)? ?[a-z]{1,3}$")
+_MEASURE = re.compile(r"(?<=[^\W\d_]{3}) (\d+(?:[.,]\d+)?) ?[a-zµ]{1,3}(?:/[a-z]{1,2}[²³23]?)?$")
+_NEXT_NUMBER = re.compile(r"[\s,]*(\d[\d.,]*)\s?([^\W\d_]*)")
 _COUNTED = re.compile(r" (?:([a-z]+) )?([a-z]{2,}[^\Ws]s)\b")
 _FIELD = re.compile(r"([A-Za-z_][\w ]{0,40})[\"']?\s*[:=]\s*[\"']?(-?\d[\d.]*)")
 _PERIODS = {name: period for period, names in WORDS["periods"].items() for name in (period, *names.split())}
@@ -136,18 +138,34 @@ def _with_heard_words(name: str, text: str, context: AnswerContext) -> list[Span
 
 def _without_kind(name: str, text: str, context: AnswerContext) -> list[Span]:
     """Where a text says a name without the word with which other names that are shown begin, or without its
-    measure: "Ahorn" of Room Ahorn, if there is a Room Linden; "bottom bracket" of the one of 68 mm."""
+    measure: "Ahorn" of Room Ahorn, if there is a Room Linden."""
     kind, _, bare = name.partition(" ")
-    leaves = shown_leaves(context)
-    if (unmeasured := _MEASURE.sub("", name)) != name:  # "Bottom bracket 68 mm", if there is one
-        is_one = sum(leaf.startswith(unmeasured) for leaf in leaves) == 1
-        return spans_of(unmeasured, text) if is_one else []
+    if _MEASURE.search(name):
+        return without_measure(name, text, context)
     if not bare.replace(" ", "").isalpha() or not bare.istitle():
         return []
     others = [
-        leaf for leaf in leaves if leaf.startswith(f"{kind} ") and leaf != name and len(leaf.split()) < 4
+        leaf
+        for leaf in shown_leaves(context)
+        if leaf.startswith(f"{kind} ") and leaf != name and len(leaf.split()) < 4
     ]
     return spans_of(bare, text) if others else []
+
+
+def without_measure(name: str, text: str, context: AnswerContext) -> list[Span]:
+    """Return where a text says a name without its measure, and no other number behind it, if no other name
+    that is shown begins so: "bottom bracket" of "Bottom bracket 68 mm"."""
+    if (measure := _MEASURE.search(name)) is None:
+        return []
+    bare, contents = name[: measure.start()], [canonical(result.content) for result in context.results]
+    if any(len(spans_of(bare, told)) != len(spans_of(name, told)) for told in contents):
+        return []
+    following = [(span, _NEXT_NUMBER.match(text, span[1])) for span in spans_of(bare, text)]
+    return [
+        span
+        for span, number in following
+        if number is None or (number[1] == measure[1] and (not number[2] or number[2] in FUNCTION_WORDS))
+    ]
 
 
 def _unasked_of(moment: Moment, said: str) -> Set[str]:
@@ -297,7 +315,12 @@ def _is_person(name: str, said: str) -> bool:
 
 
 def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
-    """Return where a text has a first or a family name alone, if no other name that is shown has it."""
+    """Return where a text has a first or a family name alone, or initials ("UK"), if no other name that is
+    shown has them."""
+    initials = "".join(word[0] for word in name.split()) if _CAPITALISED.fullmatch(name) else ""
+    if initials and (spans := [m.span() for m in re.finditer(rf"\b{initials}\b", text)]):
+        others = (leaf for leaf in shown_leaves(context) if _CAPITALISED.fullmatch(leaf) and leaf != name)
+        return [] if any("".join(w[0] for w in leaf.split()) == initials for leaf in others) else spans
     parts = [m[0] for m in _WORD.finditer(name.partition(",")[0]) if m[0].casefold() not in UNSAID | LEGAL]
     parts = [
         part for part in parts if len(part) > 2 and part[:1].isupper() and part.replace("'", "").isalpha()
@@ -398,6 +421,9 @@ def short(name: Any, names: Sequence[Any]) -> Any:
 def option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
     """Return where a text says an option of a choice: by itself, in words, or as "the second"."""
     written = format_value(option)  # "awaiting a permit" of "awaiting permit", which no name is
+    if written in ("A", "I"):  # "A is right", not "a record"
+        verbs = r"(?:is|was|has|and|or)\b"
+        return [m.span() for m in re.finditer(rf"\b{written}\b(?! (?!{verbs})\w)|\ban {written}\b", text)]
     worded = worded_spans(written.replace(" ", "_") if written.islower() else written, text)
     if spans := spans_of(option, text) or spans_of(short(option, check.options), text):
         return spans + [span for span in worded if not any(a < span[1] and span[0] < b for a, b in spans)]
@@ -432,6 +458,8 @@ def stems(text: str) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def stem(word: str) -> str:
-    """Return how a word begins, spelt as Americans do: equal for most inflections of it."""
+    """Return how a word begins, spelt as Americans do: equal for most inflections of it. A code has none."""
     word = american(word)
+    if any(map(str.isdigit, word)):
+        return word
     return word[:5] if len(word) > 5 else word.rstrip("s") or word

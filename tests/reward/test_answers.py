@@ -36,6 +36,8 @@ tests of the last ones say how much is left:
     thirtieth          3     1     8    1      after the twentyninth; cents, kibibytes, lines of logs
     thirtyfirst        7.5   0.5  11    1      after the thirtieth; !415, accounts, other spellings
     thirtysecond       3.5   1     9    1      after the thirtyfirst; codes in remarks, dates as things
+    thirtythird        2     1     4    1      after the thirtysecond; mostly short and plain
+    thirtyfourth       3.5   0     5    1      after the thirtythird; codes in sets, reasons, "No"
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -127,6 +129,8 @@ KNOWN = {
     "thirtieth": ((2, 0), (14, 0)),
     "thirtyfirst": ((5, 0), (13, 1)),
     "thirtysecond": ((3, 0), (14, 0)),
+    "thirtythird": ((0, 0), (2, 0)),
+    "thirtyfourth": ((3, 0), (3, 1)),
 }
 
 

@@ -378,3 +378,143 @@ def test_what_is_said_of_others_beside_a_value_is_no_rival_in_a_free_text(
 ) -> None:
     assert holds(check, right, said=said, shown=shown, on_line=False)
     assert not holds(check, wrong, said=said, shown=shown, on_line=False)
+
+
+CODES = (
+    '[{"code": "3SKL0048127", "is": "out"}, {"code": "3SKL0048130", "is": "in"}, '
+    '{"code": "3SKL0048139", "is": "in"}]'
+)
+PAPER = "- Munken 300 g/m\u00b2: 4100\n- Kraft 280 g/m\u00b2: 600\n- Chromolux 250 g/m\u00b2: 850"
+ISSUERS = "host,issuer\nvpn.li.se,DigiCert TLS G2\napi.li.se,Let's Encrypt R10"
+GUESTS = (
+    "| guest | room | paid |\n|---|---|---|\n| Anneke de Vries | Gull | yes |\n| Jonas Weber | Heron | no |"
+)
+COUNTRIES = "Germany 31 %, United Kingdom 22 %, United States 17 %, Austria 9 %"
+RECORDS = "name type value\nwww CNAME b.io.\napi A 203.0.113.57"
+TYPES = {"type": "choice", "value": "CNAME", "options": ["A", "CNAME"]}
+WHY = {"type": "choice", "value": "timeout", "options": ["timeout", "crash"]}
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "set", "value": ["3SKL0048130", "3SKL0048139"]},
+            "Which parcels are in?",
+            CODES,
+            "3SKL0048130 and 3SKL0048139",
+            "3SKL0048127, 3SKL0048130, 3SKL0048139",
+        ),
+        (
+            {"type": "pairs", "value": {"vpn.li.se": "DigiCert TLS G2", "api.li.se": "Let's Encrypt R10"}},
+            "Which issuers have vpn.li.se and api.li.se?",
+            ISSUERS,
+            "vpn.li.se: DigiCert TLS G2, api.li.se: Let's Encrypt R10",
+            "vpn.li.se: Let's Encrypt R10, api.li.se: DigiCert TLS G2",
+        ),
+        (
+            {"type": "name", "value": "TLSv1.3"},
+            "Which protocol?",
+            '{"protocol": "TLSv1.3", "least": "TLSv1.2"}',
+            "TLS 1.3",
+            "TLS 1.2",
+        ),
+        (
+            {"type": "set", "value": ["Kraft 280 g/m\u00b2", "Chromolux 250 g/m\u00b2"]},
+            "Which papers are below 1000?",
+            PAPER,
+            "Chromolux, Kraft",
+            "Chromolux, Kraft, Munken",
+        ),
+        (
+            {"type": "name", "value": "Kraft 280 g"},
+            "Which is the roll?",
+            "item,unit\nBond 80 g,box\nKraft 280 g,roll",
+            "Kraft 280",
+            "Kraft 280 kg",
+        ),
+        (
+            {"type": "list", "value": ["Germany", "United Kingdom", "United States"]},
+            "Which three countries have most?",
+            COUNTRIES,
+            "Germany, UK, US",
+            "Germany, US, UK",
+        ),
+        (TYPES, "What type is www?", RECORDS, "www is a CNAME record", "www is an A record"),
+        (TYPES | {"value": "A"}, "What type is api?", RECORDS, "an A record", "a CNAME record"),
+        (
+            {"type": "set", "value": ["rear left tyre worn", "wiper blade torn"]},
+            "Which defects are open?",
+            '{"open": ["rear left tyre worn", "wiper blade torn"]}',
+            "worn rear left tyre, torn wiper blade",
+            "worn rear left tyre, torn wiper blade, worn brake pads",
+        ),
+    ],
+)
+def test_codes_versions_measures_and_initials_are_told_apart(
+    check: dict[str, Any], said: str, shown: str, right: str, wrong: str, on_line: bool
+) -> None:
+    assert holds(check, right, said=said, shown=shown, on_line=on_line)
+    assert not holds(check, wrong, said=said, shown=shown, on_line=on_line)
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "name", "value": "Anneke de Vries"},
+            "Who has the Gull?",
+            GUESTS,
+            "Mrs. de Vries has it.",
+            "Anna de Vries has it.",
+        ),
+        (
+            {"type": "name", "value": "Jonas Weber"},
+            "Which guest hasn't paid?",
+            GUESTS,
+            "Jonas Weber has not paid.",
+            "Anneke de Vries has not paid, but Jonas Weber has.",
+        ),
+        (
+            WHY,
+            "Why did it fail: timeout or crash?",
+            "ERROR (timeout after 30s)",
+            "It failed because of a timeout.",
+            "It failed because of a crash, not a timeout.",
+        ),
+        (
+            {"type": "number", "value": 310, "unit": "NOK"},
+            "What does a car cost?",
+            '{"car_nok": 310, "van_nok": 465}',
+            "310 Norwegian kroner (279 if you book online)",
+            "310 or 465 Norwegian kroner",
+        ),
+        (
+            {"type": "abstention", "value": "cannot"},
+            "What causes the crashes of api-1?",
+            "NAME STATUS\napi-1 CrashLoopBackOff",
+            "The list only shows its status, not why it crashes.",
+            "It crashes because the database can't be reached.",
+        ),
+        (
+            {"type": "abstention", "value": "cannot"},
+            "Will the 06:50 ferry be late?",
+            "06:50 07:35",
+            "I can't tell because there is no data on delays.",
+            "No, it will be on time.",
+        ),
+        (
+            {"type": "abstention", "value": "cannot"},
+            "Who accepted the parcel?",
+            '{"status": "delivered"}',
+            "It shows that the parcel was delivered, but not who accepted it.",
+            "A neighbour accepted it.",
+        ),
+    ],
+)
+def test_reasons_denials_and_remarks_speak_for_or_against_a_free_text(
+    check: dict[str, Any], said: str, shown: str, right: str, wrong: str
+) -> None:
+    assert holds(check, right, said=said, shown=shown, on_line=False)
+    assert not holds(check, wrong, said=said, shown=shown, on_line=False)
