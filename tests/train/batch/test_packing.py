@@ -243,7 +243,7 @@ class MixesNeighbours(torch.nn.Module):
 def test_the_check_of_packing_takes_rounding_and_no_layer_that_mixes_neighbours(
     layers: int, dtype: torch.dtype
 ) -> None:
-    """Logits of a standard deviation of 4: in bfloat16 a mean of 0.03 nats is rounding, and over 0.05 if there
+    """Logits of a standard deviation of 4: in bfloat16 0.03 nats are rounding, and over 0.05 if there
     are many layers, as on a GPU with a model of 4B. One layer that mixes a little is less than that."""
     for seed in range(3):
         torch.manual_seed(seed)
