@@ -26,7 +26,7 @@ from mcpagent.policy.engine_thread import Finished
 from mcpagent.policy.sampling import OpenTurn, TokenSampler, sample_rows, sample_turns
 
 _STEP = 32  # capacities are multiples of it
-_GROWTH = 1.25  # factor, at least
+_GROWTH, _LONG_GROWTH, _LONG = 1.25, 1.1, 1024  # factors, at least; the second from so many positions on
 # A view with gaps between its rows is read at half the speed of one without (hardware prefetching stops at
 # each gap): below this share of unused positions they are read along, behind the mask.
 _MAX_READ_ALONG = 1 / 4
@@ -89,7 +89,8 @@ class SlotCache(Cache):
         if rows > height:
             self._height = min(self.slots, max(rows, int(_GROWTH * height)))
         if length > capacity:
-            grown = _GROWTH * capacity if self._longest is None else min(_GROWTH * capacity, self._longest)
+            grown = capacity * (_GROWTH if capacity < _LONG else _LONG_GROWTH)
+            grown = min(grown, self._longest or grown)
             self._capacity = -(-int(max(length, grown)) // _STEP) * _STEP
         for buffers in (self._keys, self._values):
             for i, buffer in enumerate(buffers):
