@@ -25,7 +25,7 @@ from mcpagent.reward.abstention import abstention_holds
 from mcpagent.reward.amounts import amounts
 from mcpagent.reward.canonical import canonical
 from mcpagent.reward.grammar import unwrapped
-from mcpagent.reward.line import CHANGED_FROM, is_given, read_answer
+from mcpagent.reward.line import CHANGED_FROM, is_given, read_answer, without_asked_bound
 from mcpagent.reward.moments import Span
 from mcpagent.reward.phrasing import (
     HEDGE,
@@ -231,7 +231,7 @@ def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerCon
         target = numbers[-1] if numbers else None
     if target is None:
         return False
-    exact = value if isinstance(value, int) else target
+    exact, text = value if isinstance(value, int) else target, without_asked_bound(text, context.said)
     stated = value_spans(check, exact, text, context, is_strict=False)
     right = [a for a in amounts(text) if any(start <= a.start < end for start, end in stated)]
     is_count = "pieces" in units_for(check, context, may_be_percent=False).names

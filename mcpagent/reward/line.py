@@ -72,6 +72,7 @@ _LONG = 6  # words: what is longer is no name
 _TABLE_NUMBER = re.compile(r"^(\|) *(?:#|\d{1,2}) *\|(?=.*\|)", re.MULTILINE)
 _SCORE = re.compile(r"^([^\d\n]+?) (\d+) ?[-:] ?(\d+) ([^\d\n]+)$")  # Port Valen 2-3 Ashby United
 _ASKS_WHY = re.compile(r"\b(?:why|cause[sd]?|reason)\b", re.IGNORECASE)
+_ASKS_BOUND = re.compile(r"\b(after|before|within|by|until) (?:how|what|which|when)\b", re.IGNORECASE)
 _ASKS_ONE = re.compile(r"\b(?:one|each|single|apiece|per unit)\b", re.IGNORECASE)
 _ASKS_FROM = re.compile(
     r"\b(?:from|start|begin|leave|depart|origin|was|were|before|previous)\w*\b", re.IGNORECASE
@@ -242,6 +243,7 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
 def _as_asked(text: str, check: AnswerCheck, context: AnswerContext) -> str:
     """A text without what the question makes plain: parts of a count, "each" of one, where from if it asks
     where to, "of" and "'s" if it asks whose."""
+    text = without_asked_bound(text, context.said)
     if check.type == "number" and context.on_line:
         text = without_unless_hedged(_PART_OF, text)
     if check.type == "number" and _ASKS_ONE.search(context.said):
@@ -249,6 +251,12 @@ def _as_asked(text: str, check: AnswerCheck, context: AnswerContext) -> str:
     if check.type == "name" and not (_ASKS_FROM.search(context.said) or re.search(r"\d", str(check.value))):
         text = CHANGED_FROM.sub(" ", text)
     return _without_owners(text, [check.value]) if "whose" in words(context.said) else text
+
+
+def without_asked_bound(text: str, said: str) -> str:
+    """Return a text without the word that the question begins with: "After how many days?" - "After 3"."""
+    asked = _ASKS_BOUND.search(said)
+    return text if asked is None else re.sub(rf"\b{asked[1]} (?=\d)", "", text, flags=re.IGNORECASE)
 
 
 def _without_owners(text: str, values: Sequence[Any]) -> str:
@@ -309,7 +317,9 @@ def _siblings(rest: str, items: Sequence[Any]) -> list[str]:
     begin = re.sub(r"[^\W\d_]+$", "", shared)
     sibling = re.compile(rf"(?:^|\s){re.escape(begin)}[\w.-]+\W*$", re.IGNORECASE)
     rest = BRACKETS.sub(" ", rest)
-    parts = _SEPARATOR.split(rest[: rest.rfind(BLANK)]) if begin else []
+    last = rest.rfind(BLANK) + 1
+    parts = _SEPARATOR.split(rest[:last]) if begin else []
+    parts += [part for part in _SEPARATOR.split(rest[last:]) if begin and len(part.split()) == 1]
     return [part for part in parts if BLANK not in part and sibling.search(part) and not HEDGE.search(part)]
 
 

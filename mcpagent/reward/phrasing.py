@@ -82,7 +82,8 @@ def is_qualified(text: str, start: int, end: int, *, is_amount: bool = True) -> 
     before = text[max(0, start - 40) : start].casefold().rpartition("\n")[2]
     if text[start : start + 1].isdigit():
         before = before.removesuffix("!")  # a merge request: !415
-    after = text[end : end + 20].casefold()[text[start:end].count("'") % 2 :]  # a quoted end is no genitive
+    quotes = re.findall(r"(?<!\w)'|'(?!\w)", text[max(0, start - 1) : end])
+    after = text[end : end + 20].casefold()[len(quotes) % 2 :]  # a quoted end is no genitive
     if is_amount and re.search(r"\d", text[start:end]) and _BOUNDED_BEFORE.search(before):
         return True
     return _QUALIFIED_BEFORE.search(before) is not None or _QUALIFIED_AFTER.match(after) is not None

@@ -236,6 +236,8 @@ def _is_denied(rest: str, context: AnswerContext) -> bool:
         edges = _edges(sentence)
         for hedge in HEDGE.finditer(sentence):
             phrase = words(sentence[hedge.start() :])[:2]
+            if phrase[:1] == ["may"] and {*phrase} <= {*words(said)}:
+                continue  # "Until when may it stay?"
             if len(phrase) > 1 and any(f" {' '.join(phrase)} " in text for text in quoted):
                 if _OTHERWISE.search(sentence, hedge.end()):
                     return True

@@ -38,6 +38,8 @@ tests of the last ones say how much is left:
     thirtysecond       3.5   1     9    1      after the thirtyfirst; codes in remarks, dates as things
     thirtythird        2     1     4    1      after the thirtysecond; mostly short and plain
     thirtyfourth       3.5   0     5    1      after the thirtythird; codes in sets, reasons, "No"
+    thirtyfifth        0.9   0.5   3    0      after the thirtyfourth; initials, names without a measure
+    thirtysixth        0.5   0     2.5  0.5    after the thirtyfifth; versions in sets, bounds that are asked
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -131,6 +133,8 @@ KNOWN = {
     "thirtysecond": ((3, 0), (14, 0)),
     "thirtythird": ((0, 0), (2, 0)),
     "thirtyfourth": ((3, 0), (3, 1)),
+    "thirtyfifth": ((1, 0), (2, 0)),
+    "thirtysixth": ((1, 0), (5, 1)),
 }
 
 

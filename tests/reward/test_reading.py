@@ -441,6 +441,20 @@ WHY = {"type": "choice", "value": "timeout", "options": ["timeout", "crash"]}
             "Germany, UK, US",
             "Germany, US, UK",
         ),
+        (
+            {"type": "set", "value": ["2.14.0", "2.13.2"]},
+            "Which tags are for arm64?",
+            "tag,arch\n2.14.0,arm64\n2.13.2,arm64\n2.13.1,amd64",
+            "2.14.0 and 2.13.2",
+            "2.14.0, 2.13.2, 2.13.1",
+        ),
+        (
+            {"type": "number", "value": 8000, "unit": "ms"},
+            "After how many milliseconds did it time out?",
+            "ID,TITLE\n1A2,no answer in 8000 ms\n1A3,no answer in 912 ms",
+            "After 8000 ms",
+            "After 912 ms",
+        ),
         (TYPES, "What type is www?", RECORDS, "www is a CNAME record", "www is an A record"),
         (TYPES | {"value": "A"}, "What type is api?", RECORDS, "an A record", "a CNAME record"),
         (
@@ -475,6 +489,27 @@ def test_codes_versions_measures_and_initials_are_told_apart(
             GUESTS,
             "Jonas Weber has not paid.",
             "Anneke de Vries has not paid, but Jonas Weber has.",
+        ),
+        (
+            {"type": "name", "value": "mailer"},
+            "Which user missed heartbeats?",
+            "08:30 closed: user 'mailer' missed heartbeats\n08:31 user 'guest' joined",
+            "The user 'mailer' missed heartbeats.",
+            "The user 'guest' missed heartbeats.",
+        ),
+        (
+            {"type": "date", "value": "2026-12-09", "precision": "day"},
+            "Until when may we show it?",
+            '{"until": "2026-12-09", "released": "2026-10-22"}',
+            "You may show it until 9 December 2026.",
+            "It may be 9 December 2026.",
+        ),
+        (
+            {"type": "choice", "value": "cancelled", "options": ["confirmed", "cancelled"]},
+            "Is it confirmed or cancelled?",
+            '{"status": "cancelled"}',
+            "It's **canceled**.",
+            "It's confirmed.",
         ),
         (
             WHY,
