@@ -26,7 +26,7 @@ from mcpagent.policy.engine_thread import Finished
 from mcpagent.policy.sampling import OpenTurn, TokenSampler, sample_rows, sample_turns
 
 _STEP = 32  # capacities are multiples of it
-_GROWTH, _LONG_GROWTH, _LONG = 1.25, 1.1, 1024  # factors, at least; the second from so many positions on
+_GROWTH, _LONG_GROWTH, _LONG = 1.25, 1.05, 1024  # factors, at least; the second from so many positions on
 # A view with gaps between its rows is read at half the speed of one without (hardware prefetching stops at
 # each gap): below this share of unused positions they are read along, behind the mask.
 _MAX_READ_ALONG = 1 / 4
