@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from mcpagent.demo.controls import run_controls
@@ -141,6 +142,16 @@ def test_minutes_that_are_too_few_leave_the_pace_for_a_second_call(tmp_path: Pat
         shutil.copytree(SAMPLES, job.out / "data", dirs_exist_ok=True)
         with pytest.raises(UserError, match=error):
             fitted(job)
+
+
+@pytest.mark.parametrize(("device", "at_once"), [("cpu", 32), ("cuda", 256)])
+def test_a_device_plays_as_many_episodes_at_once_as_it_is_wide_or_as_the_user_says(
+    device: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcpagent.models.load.resolve_device", lambda _: torch.device(device))
+    for settings, expected in (((), at_once), (("rollout.num_envs=7",), 7)):
+        _, grpo = Pretrained(model="none", settings=settings).configs([], {})
+        assert grpo.rollout.num_envs == expected
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path) -> None:

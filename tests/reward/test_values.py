@@ -287,8 +287,7 @@ def test_an_item_may_be_told_by_its_name_too() -> None:
 def test_what_was_before_or_comes_later_is_no_rival_in_a_free_text(
     check: dict[str, Any], said: str, shown: str, right: str, wrong: str
 ) -> None:
-    assert holds(check, right, said=said, shown=shown, on_line=False)
-    assert not holds(check, wrong, said=said, shown=shown, on_line=False)
+    assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]
 
 
 WRITTEN = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1, max_size=16)
