@@ -88,7 +88,7 @@ class AnswerCheck(OpenRecord):
     Datasets of others also have string: equal after trimming and case folding. regex: `value` is found.
     must_include: every fact of `value` is found.
     abstention: no tool is right, or the plan finds nothing, and the answer invents nothing
-    (`mcpagent.reward.abstention`); `value` is `cannot`, `asks` or `replies`, `about` names what is to be
+    (`mcpagent.reward.text.abstention`); `value` is `cannot`, `asks` or `replies`, `about` names what is to be
     asked for, `without` what must not be said.
     Values may hold `${stepN.path}` references, resolved against the real results of the episode.
     """

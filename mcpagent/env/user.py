@@ -19,7 +19,7 @@ from mcpagent.core.values import numbers_in
 from mcpagent.errors import EpisodeError
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
-from mcpagent.reward.phrasing import has_words, plain
+from mcpagent.reward.text.phrasing import has_words, plain
 
 _ATTEMPTS = 3  # at one message; after them the script is said
 _MAX_TOKENS = 200

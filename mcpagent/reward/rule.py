@@ -18,8 +18,8 @@ from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.answer import answer_holds, state_holds
 from mcpagent.reward.assignment import Assignment, assign
 from mcpagent.reward.evidence import showing_calls
-from mcpagent.reward.phrasing import AnswerContext, plain
 from mcpagent.reward.record import EpisodeRecord, RecordedCall, attempts_by_user_turn, state_readings
+from mcpagent.reward.text.phrasing import AnswerContext, plain
 
 
 def required_calls(

@@ -11,13 +11,13 @@ from mcpagent.core.patterns import pattern_problem
 from mcpagent.core.placeholders import PlaceholderError, references
 from mcpagent.core.tasks import AnswerCheck, GroundTruth, Task
 from mcpagent.core.values import as_number, is_json_array, is_json_object
-from mcpagent.reward.abstention import ABSTENTIONS
 from mcpagent.reward.answer import answer_holds
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.judge import JUDGED_METHODS, rubric_text
-from mcpagent.reward.line import polarity
-from mcpagent.reward.moments import whole_moment
-from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.text.abstention import ABSTENTIONS
+from mcpagent.reward.text.moments import whole_moment
+from mcpagent.reward.text.phrasing import AnswerContext
+from mcpagent.reward.text.yes_no import polarity
 
 _INVENTED_PASSES = (
     "abstain without final_answer: any answer without a call succeeds, an invented one too; give it a "

@@ -6,8 +6,8 @@ import pytest
 
 from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.reward.answer import answer_holds, state_holds
-from mcpagent.reward.phrasing import AnswerContext
-from mcpagent.reward.reading import says
+from mcpagent.reward.text.phrasing import AnswerContext
+from mcpagent.reward.text.reading import says
 from tests.reward.records import made
 
 RESULTS = {"step1": {"close": 187.2, "name": "Apple Inc."}}

@@ -9,7 +9,7 @@ from mcpagent.core.answer_line import asks_for_line, split_answer, with_answer_l
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.text.phrasing import AnswerContext
 from mcpagent.reward.validate import task_problems
 from tests.reward.records import QUOTE, make_task
 

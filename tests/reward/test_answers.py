@@ -21,7 +21,7 @@ tests of the last ones say how much is left:
     fifteenth          6     2    18    2      before: 9, 3, 28 and 2
     sixteenth          3     0    14    0.6    as models and colleagues answer, not as hard as can be
     seventeenth        4     0.6  18    1
-    eighteenth         6     1     9    1      after `reward/rivals.py`; times of day, versions
+    eighteenth         6     1     9    1      after `reward/text/rivals.py`; times of day, versions
     nineteenth         4     0     6    2      after the eighteenth; what is asked for, explained
     twentieth          2.5   1     5    1.5    after the nineteenth; bounds that are asked for, units
     twentyfirst        5.5   0.5  13    2.5    after the twentieth; hosts that begin or end alike, remarks
@@ -41,7 +41,7 @@ tests of the last ones say how much is left:
     thirtyfifth        0.9   0.5   3    0      after the thirtyfourth; initials, names without a measure
     thirtysixth        0.5   0     2.5  0.5    after the thirtyfifth; versions in sets, bounds that are asked
 
-Since the sixteenth a free text is judged by what speaks against its value (`reward/rivals.py`). The
+Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
 other things too. Since then asides are as rare as the writer found natural.
 
@@ -60,7 +60,7 @@ import pytest
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.text.phrasing import AnswerContext
 
 FOLDER = Path(__file__).with_name("answers")
 

@@ -15,7 +15,7 @@ import pytest
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.text.phrasing import AnswerContext
 from tests.reward.forms import Said, asked, said
 
 SEEDS = range(900, 903)

@@ -10,7 +10,7 @@ import pytest
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.text.phrasing import AnswerContext
 
 SHEDS = [
     {"shed": "SH-311", "name": "Long Barn", "keeper": "Ada Wren", "state": "OPEN", "ploughs": 4, "carts": 7},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.phrasing import AnswerContext
+from mcpagent.reward.text.phrasing import AnswerContext
 
 VERSIONS = """\
 version   released     python

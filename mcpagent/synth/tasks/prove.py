@@ -27,8 +27,8 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.core.values import as_number
 from mcpagent.reward.answer import state_holds
 from mcpagent.reward.assignment import depends_on
-from mcpagent.reward.phrasing import PHRASE_WORDS, tokens
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, grade, state_readings
+from mcpagent.reward.text.phrasing import PHRASE_WORDS, tokens
 from mcpagent.synth.tasks.inspect import (
     answer_in_prompt,
     answer_values,

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from dateutil import parser as date_parser
 
-from mcpagent.reward.canonical import DAY, MONTH, MONTHS, canonical
-from mcpagent.reward.words import WORDS
+from mcpagent.reward.text.canonical import DAY, MONTH, MONTHS, canonical
+from mcpagent.reward.text.words import WORDS
 
 Span = tuple[int, int]
 _PARSER = date_parser.parser(type("_Names", (date_parser.parserinfo,), {"MONTHS": MONTHS})())

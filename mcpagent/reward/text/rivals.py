@@ -16,10 +16,9 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.values import as_number
-from mcpagent.reward.amounts import Amount, amounts, are_comparable, clocks, is_conversion
-from mcpagent.reward.canonical import canonical
-from mcpagent.reward.evidence import shown_records
-from mcpagent.reward.grammar import (
+from mcpagent.reward.text.amounts import Amount, amounts, are_comparable, clocks, is_conversion
+from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.grammar import (
     AMOUNTS,
     BRACKETS,
     DATE,
@@ -37,11 +36,12 @@ from mcpagent.reward.grammar import (
     tags_of,
     without_annotations,
 )
-from mcpagent.reward.moments import Span, agree, moment_is, moments, whole_moment
-from mcpagent.reward.names import words
-from mcpagent.reward.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_qualified
-from mcpagent.reward.reading import says
-from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, NEGATED, SAFE, field_labels, stem, stems
+from mcpagent.reward.text.moments import Span, agree, moment_is, moments, whole_moment
+from mcpagent.reward.text.names import words
+from mcpagent.reward.text.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_qualified
+from mcpagent.reward.text.reading import says
+from mcpagent.reward.text.shown import shown_records
+from mcpagent.reward.text.vocabulary import BLANK, FUNCTION_WORDS, NEGATED, SAFE, field_labels, stem, stems
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
 _CLAUSE_END = re.compile(

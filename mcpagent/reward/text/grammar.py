@@ -17,7 +17,7 @@ from mcpagent.core.answer_line import written_answer
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_array, is_json_object
-from mcpagent.reward.amounts import (
+from mcpagent.reward.text.amounts import (
     Amount,
     amounts,
     are_comparable,
@@ -26,14 +26,14 @@ from mcpagent.reward.amounts import (
     units_of,
     with_first_day,
 )
-from mcpagent.reward.canonical import canonical, is_number_word
-from mcpagent.reward.evidence import shown_records
-from mcpagent.reward.moments import Span, agree, moment_is, moments, whole_moment
-from mcpagent.reward.names import words
-from mcpagent.reward.phrasing import HEDGE, AnswerContext, is_qualified
-from mcpagent.reward.reading import says, spans_of
-from mcpagent.reward.spans import BLANK, FUNCTION_WORDS, SAFE, field_labels, stem, stems
-from mcpagent.reward.words import WORDS, pattern
+from mcpagent.reward.text.canonical import canonical, is_number_word
+from mcpagent.reward.text.moments import Span, agree, moment_is, moments, whole_moment
+from mcpagent.reward.text.names import words
+from mcpagent.reward.text.phrasing import HEDGE, AnswerContext, is_qualified
+from mcpagent.reward.text.reading import says, spans_of
+from mcpagent.reward.text.shown import shown_records
+from mcpagent.reward.text.vocabulary import BLANK, FUNCTION_WORDS, SAFE, field_labels, stem, stems
+from mcpagent.reward.text.words import WORDS, pattern
 
 _MAX_OTHER_WORDS = 8  # of the value's record
 _MAX_NEW_WORDS = 5  # next to a number that the record has

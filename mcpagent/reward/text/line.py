@@ -16,9 +16,9 @@ from typing import Any
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_array, is_json_object
-from mcpagent.reward.amounts import ANY_UNITS, Units, amounts, as_durations, is_conversion, units_of
-from mcpagent.reward.canonical import canonical
-from mcpagent.reward.grammar import (
+from mcpagent.reward.text.amounts import amounts, as_durations, is_conversion, units_of
+from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.grammar import (
     BRACKETS,
     FEW_WORDS,
     blanked,
@@ -27,28 +27,17 @@ from mcpagent.reward.grammar import (
     without_annotations,
     without_contrast,
 )
-from mcpagent.reward.moments import Span, whole_moment
-from mcpagent.reward.names import words
-from mcpagent.reward.phrasing import HEDGE, AnswerContext, holds_json, without_unless_hedged
-from mcpagent.reward.reading import says, spans_of
-from mcpagent.reward.rivals import is_denied_apart, stands
-from mcpagent.reward.spans import (
-    BLANK,
-    NEGATED,
-    SAFE,
-    option_spans,
-    part_spans,
-    short,
-    shown_leaves,
-    stem,
-    stems,
-    units_for,
-    value_parts,
-    value_spans,
-    without_measure,
-    worded_spans,
-)
-from mcpagent.reward.words import WORDS, pattern
+from mcpagent.reward.text.items import item_spans, pair_spans
+from mcpagent.reward.text.moments import whole_moment
+from mcpagent.reward.text.names import words
+from mcpagent.reward.text.naming import option_spans, short, value_parts
+from mcpagent.reward.text.phrasing import HEDGE, AnswerContext, holds_json, without_unless_hedged
+from mcpagent.reward.text.reading import spans_of
+from mcpagent.reward.text.rivals import is_denied_apart, stands
+from mcpagent.reward.text.spans import units_for, value_spans
+from mcpagent.reward.text.vocabulary import BLANK, NEGATED, SAFE, stem, stems
+from mcpagent.reward.text.words import WORDS, pattern
+from mcpagent.reward.text.yes_no import polarity
 
 MAX_LINE_WORDS = 40  # and what the value takes
 _OUT_OF = re.compile(
@@ -68,7 +57,6 @@ _CLOCKS = re.compile(r"\d+:\d\d(?::\d\d)?(?: ?(?:min|h)\b)?")
 _TEMPERATURES = {"celsius", "fahrenheit", "kelvin", "K"}
 _DEGREES = re.compile(r"(?<=\d) ?([CF])\b")
 _PART_OF = re.compile(r"(?<=\w),? (?:and )?(?:\d+|one) of (?:them|these|which|whom)\b([^.;\n]*)")
-_LONG = 6  # words: what is longer is no name
 _TABLE_NUMBER = re.compile(r"^(\|) *(?:#|\d{1,2}) *\|(?=.*\|)", re.MULTILINE)
 _SCORE = re.compile(r"^([^\d\n]+?) (\d+) ?[-:] ?(\d+) ([^\d\n]+)$")  # Port Valen 2-3 Ashby United
 _ASKS_WHY = re.compile(r"\b(?:why|cause[sd]?|reason)\b", re.IGNORECASE)
@@ -86,29 +74,12 @@ _NONE_WORDS = re.compile(
 )
 _ITEM = re.compile(r"(?<=\s)(?:[A-Z]\w+|\d+)\b")
 _SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
-Mark = tuple[int, int, str, list[str]]
-_CLAUSE = re.compile(r"[,;.\n]|\b(?:and|while|whereas|but)\b")
 _UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
 CHANGED_FROM = re.compile(r"\bfrom [^,;.\n]{1,60} (?=to\b)", re.IGNORECASE)
 _PAST = re.compile(r"\b(?:previously|formerly|until then|used to be) $", re.IGNORECASE)
 _OF = re.compile(r"'s? (?=\w)")
 _REASON = pattern("reason")
-_ANY_MORE = re.compile(r"\bany ?(?:more|longer)\b", re.IGNORECASE)
-_STATES = pattern("states")
-_UNTOLD = pattern("untold")
-_FLAG = re.compile(
-    r"(?:\b(?:is|are|was|set to|says|shows)|[=:])\s*[\"']?(true|false|yes|no)\b", re.IGNORECASE
-)
-_NAMED = re.compile(r"(?: (?:(?:in|on|at|of|for|by|with|the) )*(?=\S*[A-Z\d])\S+)+\?$")  # ends a question
-_ELLIPSIS = re.compile(r"(?:n't|\bnot)\W*$", re.IGNORECASE)  # "The consignee isn't."
-_FILLER = WORDS["filler"]
-_YES = pattern("says_yes")
-_NO = pattern("says_no")
 _COMPARED = pattern("compared")
-_ON, _OFF = (
-    re.compile(rf"\b(?:{some})\b", re.IGNORECASE)
-    for some in (r"on(?= for| in| at|\W*$)|enabled|activated|active", "off|disabled|deactivated|inactive")
-)
 _LESS = frozenset(("less", "least", "fewer", "fewest"))
 _LITTLE = tuple(WORDS["little"].split())  # how such words begin
 
@@ -321,175 +292,3 @@ def _siblings(rest: str, items: Sequence[Any]) -> list[str]:
     parts = _SEPARATOR.split(rest[:last]) if begin else []
     parts += [part for part in _SEPARATOR.split(rest[last:]) if begin and len(part.split()) == 1]
     return [part for part in parts if BLANK not in part and sibling.search(part) and not HEDGE.search(part)]
-
-
-def polarity(text: str, said: str = "") -> bool | None:
-    """Return what a text says to a question for yes or no; None if it says neither, or both. It may also say
-    in the words of the question (`said`) that it is so, or not: "There is no minibar."."""
-    label, _, rest = text.partition(":")
-    is_label = rest and len(label.split()) <= 3 and not (NEGATED.search(label) or _YES.search(label))
-    text = rest if is_label else text
-    if (untold := _UNTOLD.search(text)) and stem(words(untold[0])[-1]) not in stems(said):
-        return None
-    if (flag := _FLAG.search(text)) and stems(text[: flag.start()].replace("_", " ")) & stems(said) - stems(
-        _FILLER
-    ):
-        return flag[1].casefold() in ("true", "yes")
-    is_yes, is_no = _YES.search(text) is not None, _NO.search(text) is not None
-    other = r"\bno(?=\W*$|[.,;!])|\b(?:and|or|but) no\b" if is_yes else r"\byes\b"
-    if not (is_yes or is_no) and _ON.search(said) and _OFF.search(text) and not HEDGE.search(text):
-        return False
-    if is_yes is is_no or re.search(other, text, re.IGNORECASE):
-        return _echoed(text, said) if not (is_yes or is_no) else None
-    return is_yes
-
-
-def _echoed(text: str, said: str) -> bool | None:
-    """What a statement says that has the last words of the question: "It hasn't been paid."."""
-    text = _ANY_MORE.sub(" ", text)
-    told = words(NEGATED.sub(" ", text))
-    is_other = " than " in said and not re.match(r"(?:it|he|she|they)\b", text.strip(), re.IGNORECASE)
-    if is_other or " or " in said or "?" in text or "whether" in told or HEDGE.search(" ".join(told)):
-        return None
-    question = canonical(_NAMED.sub("?", said.partition(" than ")[0].strip()))
-    asked = [stem(word) for word in words(question) if word not in SAFE]
-    is_plain = not _STATES.search(text)  # "works remotely"
-    if is_plain and not {stem(word) for word in told if word not in SAFE} <= {*asked}:
-        return None
-    asked = asked[-1:] if is_plain else asked[-2:]
-    opposed = [word for word in told if word.startswith("un") and stem(word[2:]) in asked]
-    is_echo = bool(opposed) or any(stem(word) in asked for word in told)
-    is_echo |= bool(_ELLIPSIS.search(text)) and not stems(said).isdisjoint(map(stem, told))
-    return (len(NEGATED.findall(text)) + len(opposed)) % 2 == 0 if is_echo else None
-
-
-def item_spans(
-    items: Sequence[Any], text: str, context: AnswerContext, *, tolerance: float = 0.0, in_order: bool = False
-) -> list[Span] | None:
-    """Return where a text says the items, each of them; None if one is missing or out of order."""
-    spans: dict[int, list[Span]] = {}
-    # Longer ones first: "Apple" is not in "Apple Pie".
-    for place in sorted(range(len(items)), key=lambda i: -len(format_value(items[i]))):
-        here = _item_spans(items[place], text, context, tolerance)
-        here = here or spans_of(short(items[place], items), text)
-        same = [other for other in range(len(items)) if items[other] == items[place]]
-        if in_order and len(same) > 1 and len(here) >= len(same):  # each of them is one of the list
-            spans |= {other: [span] for other, span in zip(same, sorted(here), strict=False)}
-        elif not here and not any(other in spans for other in same):
-            return None
-        spans.setdefault(place, here)
-        text = blanked(text, here)
-    firsts = [spans[place][0][0] for place in range(len(items)) if spans[place]]
-    if in_order and firsts != sorted(firsts):
-        return None
-    return [span for of_item in spans.values() for span in of_item]
-
-
-def _item_spans(
-    item: Any, text: str, context: AnswerContext, tolerance: float, units: Units = ANY_UNITS
-) -> list[Span]:
-    spans = spans_of(item, text, tolerance=tolerance, units=units) or worded_spans(item, text)
-    if spans or not isinstance(item, str):
-        return spans
-    return part_spans(item, text, context) or (
-        without_measure(item, text, context) if item[:1].isupper() else []
-    )
-
-
-def pair_spans(
-    pairs: Any, text: str, context: AnswerContext, *, tolerance: float = 0.0, units: Units = ANY_UNITS
-) -> list[Span] | None:
-    """Return where a text says things and their values, if each value is said of its thing; else None.
-
-    It may say them in turn ("A is high, B low"; "high for A, low for B"), or things and then values ("A and B
-    are high and low"), or the values alone in the order of the pairs.
-    """
-    if not is_json_object(pairs) or not pairs:
-        return None
-    marks: list[Mark] = []  # start, end, kind, things that it is or is true of
-    rest = text
-    for thing in sorted(pairs, key=lambda name: -len(name)):
-        of_thing = spans_of(short(thing, list(pairs)), rest) if not spans_of(thing, rest) else []
-        of_thing = of_thing or _item_spans(thing, rest, context, 0.0)
-        longer = [
-            leaf
-            for leaf in shown_leaves(context)
-            if leaf.casefold().startswith(f"{thing.casefold()} ")
-            and len(leaf.split()) < _LONG
-            and not any(says(value, leaf) for value in pairs.values())
-        ]
-        whole = [span for leaf in longer for span in spans_of(leaf, rest)]  # the refractor FLT98
-        of_thing = [span for span in of_thing if not any(a <= span[0] < b for a, b in whole)] + whole
-        marks += [(start, end, "thing", [thing]) for start, end in of_thing]
-        rest = blanked(rest, of_thing, "|")
-    for value in sorted(
-        {format_value(v): v for v in pairs.values()}.values(), key=lambda v: -len(format_value(v))
-    ):
-        owners = [thing for thing, other in pairs.items() if format_value(other) == format_value(value)]
-        of_value = _item_spans(value, rest, context, tolerance, units)
-        marks += [(start, end, "value", owners) for start, end in of_value]
-        rest = blanked(rest, of_value, "|")
-    marks.sort(key=lambda mark: mark[:2])
-    is_told = _belong_together(marks, list(pairs)) or _are_in_turn(marks, list(pairs), text)
-    if not is_told and (with_last := _with_unsaid(marks, list(pairs), text)):
-        is_told = _are_in_turn(with_last, list(pairs), text)
-    return [mark[:2] for mark in marks] if is_told else None
-
-
-def _with_unsaid(marks: list[Mark], things: list[str], text: str) -> list[Mark]:
-    """The marks with the one thing that is not said, at the one clause that has a value alone: "It listens on
-    80; its admin port is 81". Empty if there is no such clause, or another one has no pair."""
-    said = {mark[3][0] for mark in marks if mark[2] == "thing"}
-    unsaid = [thing for thing in things if thing not in said]
-    clauses: list[list[Mark]] = []
-    for mark in marks:
-        if clauses and not _CLAUSE.search(text[clauses[-1][-1][1] : mark[0]]):
-            clauses[-1].append(mark)
-        else:
-            clauses.append([mark])
-    alone = [clause[0] for clause in clauses if [mark[2] for mark in clause] == ["value"]]
-    if (len(unsaid), len(alone)) != (1, 1) or any(len(c) != 2 for c in clauses if c[0] not in alone):
-        return []
-    start = alone[0][0]
-    return sorted([*marks, (start, start, "thing", unsaid)], key=lambda mark: mark[:2])
-
-
-def _are_in_turn(marks: list[Mark], things: list[str], text: str) -> bool:
-    """Whether each clause has one thing and its value, in whatever order: "A's coach is C; D coaches B"."""
-    for (_, end, *_), (start, *_) in zip(marks[1::2], marks[2::2], strict=False):
-        if not _CLAUSE.search(text[end:start]):
-            return False
-    told: set[str] = set()
-    for first, second in zip(marks[::2], marks[1::2], strict=False):
-        thing, value = (first, second) if first[2] == "thing" else (second, first)
-        if (thing[2], value[2]) != ("thing", "value") or thing[3][0] not in value[3]:
-            return False
-        told.add(thing[3][0])
-    return len(marks) % 2 == 0 and told == set(things)
-
-
-def _belong_together(marks: list[Mark], things: list[str]) -> bool:
-    runs: list[tuple[str, list[list[str]]]] = []
-    for _, _, kind, names in marks:
-        if not runs or runs[-1][0] != kind:
-            runs.append((kind, []))
-        runs[-1][1].append(names)
-    if [kind for kind, _ in runs] == ["value"]:
-        values = runs[0][1]
-        return len(values) == len(things) and all(
-            thing in owners for thing, owners in zip(things, values, strict=True)
-        )
-    if len(runs) % 2:
-        return False
-    told: set[str] = set()
-    for first, second in zip(runs[::2], runs[1::2], strict=True):
-        named = [names[0] for names in (first if first[0] == "thing" else second)[1]]
-        values = (second if first[0] == "thing" else first)[1]
-        if len(values) == 1:
-            values = values * len(named)
-        if len(values) != len(named) or any(
-            thing not in owners for thing, owners in zip(named, values, strict=True)
-        ):
-            return False
-        told |= set(named)
-    return told == set(things)

@@ -19,10 +19,10 @@ from typing import Any
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import numbers_in
-from mcpagent.reward.amounts import amounts
-from mcpagent.reward.canonical import canonical
-from mcpagent.reward.phrasing import AnswerContext, has_words, plain, tokens, without_markup
-from mcpagent.reward.words import WORDS, pattern
+from mcpagent.reward.text.amounts import amounts
+from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.phrasing import AnswerContext, has_words, plain, tokens, without_markup
+from mcpagent.reward.text.words import WORDS, pattern
 
 ABSTENTIONS = ("cannot", "asks", "replies")
 MAX_ABSTENTION_WORDS = 120

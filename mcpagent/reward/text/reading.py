@@ -12,10 +12,10 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.values import as_number
-from mcpagent.reward.amounts import ANY_UNITS, Amount, Units, amount_is, amounts, is_money
-from mcpagent.reward.canonical import canonical
-from mcpagent.reward.moments import Span, moment_spans, range_spans, whole_moment
-from mcpagent.reward.names import name_spans
+from mcpagent.reward.text.amounts import ANY_UNITS, Amount, Units, amount_is, amounts, is_money
+from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.moments import Span, moment_spans, range_spans, whole_moment
+from mcpagent.reward.text.names import name_spans
 
 _ACCOUNT = re.compile(r"[A-Z]{2}\d\d(?:\s?[\dA-Z]{2,4}){3,}")  # an IBAN, in groups or not
 _SIZE = re.compile(r"(?<=\d)([KMGT])$")  # 378G, as df and kubectl say

@@ -11,7 +11,7 @@ from typing import cast
 
 from text_to_num import alpha2digit as _alpha2digit  # pyright: ignore
 
-from mcpagent.reward.words import WORDS, pattern
+from mcpagent.reward.text.words import WORDS, pattern
 
 _digits = cast("Callable[..., str]", _alpha2digit)  # it has no types
 

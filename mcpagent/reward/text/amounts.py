@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mcpagent.core.values import located_numbers, numbers_equal
-from mcpagent.reward.moments import Moment, Span, moments
-from mcpagent.reward.words import WORDS, pattern
+from mcpagent.reward.text.moments import Moment, Span, moments
+from mcpagent.reward.text.words import WORDS, pattern
 
 _SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mio": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12, "tn": 1e12}
 _SCALE = re.compile(r"\s?(k|mn|mio|m|bn|b|tn|t)\b(?![/²³23])", re.IGNORECASE)

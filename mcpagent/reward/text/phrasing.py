@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from mcpagent.core.placeholders import nested_value, result_value
 from mcpagent.core.tools import ToolResult
-from mcpagent.reward.words import WORDS, pattern
+from mcpagent.reward.text.words import WORDS, pattern
 
 PHRASE_WORDS = 12  # the longest run of words of a result that an answer may repeat
 _OTHER_VALUES = 2  # values of other fields that an answer may mention beside a fact

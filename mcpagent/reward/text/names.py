@@ -7,10 +7,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from mcpagent.reward.amounts import amounts
-from mcpagent.reward.canonical import LEGAL, canonical
-from mcpagent.reward.moments import Span
-from mcpagent.reward.words import WORDS
+from mcpagent.reward.text.amounts import amounts
+from mcpagent.reward.text.canonical import LEGAL, canonical
+from mcpagent.reward.text.moments import Span
+from mcpagent.reward.text.words import WORDS
 
 UNSAID = frozenset(WORDS["titles"].split())
 _TOKEN = re.compile(r"[^\W_]+(?:\+{1,2}(?!\w)|#)?")

@@ -1,0 +1,53 @@
+"""The fields of results that hold numbers: what they are called, and the units that their names end in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from mcpagent.core.text_records import text_records
+from mcpagent.core.values import as_number, is_json_object
+from mcpagent.reward.text.amounts import unit_named
+from mcpagent.reward.text.phrasing import AnswerContext
+from mcpagent.reward.text.vocabulary import field_labels, stem, stems
+
+_FIELD = re.compile(r"([A-Za-z_][\w ]{0,40})[\"']?\s*[:=]\s*[\"']?(-?\d[\d.]*)")
+
+
+def fields_of_others(number: float | None, context: AnswerContext) -> set[str]:
+    """Return the fields of the results that do not have the number, nor does the question name them."""
+    fields = [field for result in context.results for field in _number_fields(result.content)]
+    of_value = {word for name, told in fields if told == number for word in name}
+    labels = {stem(word) for result in context.results for word in field_labels(result.content)}
+    return labels - of_value - stems(context.said) if of_value else set()
+
+
+def units_of_field(number: float | None, context: AnswerContext) -> set[str]:
+    """Return the unit that the name of the field with the number ends in: price_gbp, inclination_deg."""
+    fields = [
+        name
+        for result in context.results
+        for name, told in _FIELD.findall(result.content)
+        if as_number(told) == number
+    ]
+    fields += [
+        name
+        for result in context.results
+        for record in _table(result.content)
+        for name, told in record.items()
+        if as_number(told) == number
+    ]
+    ends = {name.split("_")[-1] for name in fields if "_" in name}
+    return {unit for end in ends if (unit := unit_named(end))} if len(ends) == 1 == len({*fields}) else set()
+
+
+@lru_cache(maxsize=64)
+def _table(content: str) -> list[Mapping[str, Any]]:
+    return [record for record in text_records(content) or [] if is_json_object(record)]
+
+
+@lru_cache(maxsize=512)
+def _number_fields(content: str) -> tuple[tuple[frozenset[str], float | None], ...]:
+    return tuple((stems(name.replace("_", " ")), as_number(told)) for name, told in _FIELD.findall(content))

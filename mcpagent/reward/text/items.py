@@ -1,0 +1,153 @@
+"""Where a text says all items of a set or a list, or things with their values, which must belong together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mcpagent.core.placeholders import format_value
+from mcpagent.core.values import is_json_object
+from mcpagent.reward.text.amounts import ANY_UNITS, Units
+from mcpagent.reward.text.grammar import blanked
+from mcpagent.reward.text.moments import Span
+from mcpagent.reward.text.naming import part_spans, short, without_measure, worded_spans
+from mcpagent.reward.text.phrasing import AnswerContext
+from mcpagent.reward.text.reading import says, spans_of
+from mcpagent.reward.text.shown import shown_leaves
+
+_LONG = 6  # words: what is longer is no name
+Mark = tuple[int, int, str, list[str]]
+_CLAUSE = re.compile(r"[,;.\n]|\b(?:and|while|whereas|but)\b")
+
+
+def item_spans(
+    items: Sequence[Any], text: str, context: AnswerContext, *, tolerance: float = 0.0, in_order: bool = False
+) -> list[Span] | None:
+    """Return where a text says the items, each of them; None if one is missing or out of order."""
+    spans: dict[int, list[Span]] = {}
+    # Longer ones first: "Apple" is not in "Apple Pie".
+    for place in sorted(range(len(items)), key=lambda i: -len(format_value(items[i]))):
+        here = _item_spans(items[place], text, context, tolerance)
+        here = here or spans_of(short(items[place], items), text)
+        same = [other for other in range(len(items)) if items[other] == items[place]]
+        if in_order and len(same) > 1 and len(here) >= len(same):  # each of them is one of the list
+            spans |= {other: [span] for other, span in zip(same, sorted(here), strict=False)}
+        elif not here and not any(other in spans for other in same):
+            return None
+        spans.setdefault(place, here)
+        text = blanked(text, here)
+    firsts = [spans[place][0][0] for place in range(len(items)) if spans[place]]
+    if in_order and firsts != sorted(firsts):
+        return None
+    return [span for of_item in spans.values() for span in of_item]
+
+
+def _item_spans(
+    item: Any, text: str, context: AnswerContext, tolerance: float, units: Units = ANY_UNITS
+) -> list[Span]:
+    spans = spans_of(item, text, tolerance=tolerance, units=units) or worded_spans(item, text)
+    if spans or not isinstance(item, str):
+        return spans
+    return part_spans(item, text, context) or (
+        without_measure(item, text, context) if item[:1].isupper() else []
+    )
+
+
+def pair_spans(
+    pairs: Any, text: str, context: AnswerContext, *, tolerance: float = 0.0, units: Units = ANY_UNITS
+) -> list[Span] | None:
+    """Return where a text says things and their values, if each value is said of its thing; else None.
+
+    It may say them in turn ("A is high, B low"; "high for A, low for B"), or things and then values ("A and B
+    are high and low"), or the values alone in the order of the pairs.
+    """
+    if not is_json_object(pairs) or not pairs:
+        return None
+    marks: list[Mark] = []  # start, end, kind, things that it is or is true of
+    rest = text
+    for thing in sorted(pairs, key=lambda name: -len(name)):
+        of_thing = spans_of(short(thing, list(pairs)), rest) if not spans_of(thing, rest) else []
+        of_thing = of_thing or _item_spans(thing, rest, context, 0.0)
+        longer = [
+            leaf
+            for leaf in shown_leaves(context)
+            if leaf.casefold().startswith(f"{thing.casefold()} ")
+            and len(leaf.split()) < _LONG
+            and not any(says(value, leaf) for value in pairs.values())
+        ]
+        whole = [span for leaf in longer for span in spans_of(leaf, rest)]  # the refractor FLT98
+        of_thing = [span for span in of_thing if not any(a <= span[0] < b for a, b in whole)] + whole
+        marks += [(start, end, "thing", [thing]) for start, end in of_thing]
+        rest = blanked(rest, of_thing, "|")
+    for value in sorted(
+        {format_value(v): v for v in pairs.values()}.values(), key=lambda v: -len(format_value(v))
+    ):
+        owners = [thing for thing, other in pairs.items() if format_value(other) == format_value(value)]
+        of_value = _item_spans(value, rest, context, tolerance, units)
+        marks += [(start, end, "value", owners) for start, end in of_value]
+        rest = blanked(rest, of_value, "|")
+    marks.sort(key=lambda mark: mark[:2])
+    is_told = _belong_together(marks, list(pairs)) or _are_in_turn(marks, list(pairs), text)
+    if not is_told and (with_last := _with_unsaid(marks, list(pairs), text)):
+        is_told = _are_in_turn(with_last, list(pairs), text)
+    return [mark[:2] for mark in marks] if is_told else None
+
+
+def _with_unsaid(marks: list[Mark], things: list[str], text: str) -> list[Mark]:
+    """The marks with the one thing that is not said, at the one clause that has a value alone: "It listens on
+    80; its admin port is 81". Empty if there is no such clause, or another one has no pair."""
+    said = {mark[3][0] for mark in marks if mark[2] == "thing"}
+    unsaid = [thing for thing in things if thing not in said]
+    clauses: list[list[Mark]] = []
+    for mark in marks:
+        if clauses and not _CLAUSE.search(text[clauses[-1][-1][1] : mark[0]]):
+            clauses[-1].append(mark)
+        else:
+            clauses.append([mark])
+    alone = [clause[0] for clause in clauses if [mark[2] for mark in clause] == ["value"]]
+    if (len(unsaid), len(alone)) != (1, 1) or any(len(c) != 2 for c in clauses if c[0] not in alone):
+        return []
+    start = alone[0][0]
+    return sorted([*marks, (start, start, "thing", unsaid)], key=lambda mark: mark[:2])
+
+
+def _are_in_turn(marks: list[Mark], things: list[str], text: str) -> bool:
+    """Whether each clause has one thing and its value, in whatever order: "A's coach is C; D coaches B"."""
+    for (_, end, *_), (start, *_) in zip(marks[1::2], marks[2::2], strict=False):
+        if not _CLAUSE.search(text[end:start]):
+            return False
+    told: set[str] = set()
+    for first, second in zip(marks[::2], marks[1::2], strict=False):
+        thing, value = (first, second) if first[2] == "thing" else (second, first)
+        if (thing[2], value[2]) != ("thing", "value") or thing[3][0] not in value[3]:
+            return False
+        told.add(thing[3][0])
+    return len(marks) % 2 == 0 and told == set(things)
+
+
+def _belong_together(marks: list[Mark], things: list[str]) -> bool:
+    runs: list[tuple[str, list[list[str]]]] = []
+    for _, _, kind, names in marks:
+        if not runs or runs[-1][0] != kind:
+            runs.append((kind, []))
+        runs[-1][1].append(names)
+    if [kind for kind, _ in runs] == ["value"]:
+        values = runs[0][1]
+        return len(values) == len(things) and all(
+            thing in owners for thing, owners in zip(things, values, strict=True)
+        )
+    if len(runs) % 2:
+        return False
+    told: set[str] = set()
+    for first, second in zip(runs[::2], runs[1::2], strict=True):
+        named = [names[0] for names in (first if first[0] == "thing" else second)[1]]
+        values = (second if first[0] == "thing" else first)[1]
+        if len(values) == 1:
+            values = values * len(named)
+        if len(values) != len(named) or any(
+            thing not in owners for thing, owners in zip(named, values, strict=True)
+        ):
+            return False
+        told |= set(named)
+    return told == set(things)

@@ -1,0 +1,39 @@
+"""Words that tell nothing by themselves, words that deny, and the stems of inflected words."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from mcpagent.reward.text.canonical import LEGAL
+from mcpagent.reward.text.names import UNSAID, american, words
+from mcpagent.reward.text.words import WORDS
+
+BLANK = "\0"
+SAFE = frozenset(WORDS["filler"].split()) | UNSAID | LEGAL
+_LABEL = re.compile(r"(?:^|[\"'{,;|\n])\s*([A-Za-z_][A-Za-z_ ]{0,30})[\"']?\s*[:=]")
+_HEAD = re.compile(r"\A[^\n]*[|;][^\n]*\n|^[^\n]*\|[^\n]*\n(?=[ |:-]*-[ |:-]*\n)", re.MULTILINE)
+FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
+NEGATED = re.compile(r"\b(?:not|no|never|none|nobody|nothing|cannot|without|\w+n't)\b", re.IGNORECASE)
+
+
+@lru_cache(maxsize=512)
+def field_labels(content: str) -> frozenset[str]:
+    """Return the words by which a result names its fields."""
+    labels = [*_LABEL.findall(content), *_HEAD.findall(content)]
+    return frozenset(word for label in labels for word in words(label.replace("_", " ")))
+
+
+@lru_cache(maxsize=512)
+def stems(text: str) -> frozenset[str]:
+    """Return the stems of the words of a text."""
+    return frozenset(map(stem, words(text)))
+
+
+@lru_cache(maxsize=4096)
+def stem(word: str) -> str:
+    """Return how a word begins, spelt as Americans do: equal for most inflections of it. A code has none."""
+    word = american(word)
+    if any(map(str.isdigit, word)):
+        return word
+    return word[:5] if len(word) > 5 else word.rstrip("s") or word

@@ -1,0 +1,67 @@
+"""Whether a text says yes or no, in these words or in those of the question."""
+
+from __future__ import annotations
+
+import re
+
+from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.names import words
+from mcpagent.reward.text.phrasing import HEDGE
+from mcpagent.reward.text.vocabulary import NEGATED, SAFE, stem, stems
+from mcpagent.reward.text.words import WORDS, pattern
+
+_ANY_MORE = re.compile(r"\bany ?(?:more|longer)\b", re.IGNORECASE)
+_STATES = pattern("states")
+_UNTOLD = pattern("untold")
+_FLAG = re.compile(
+    r"(?:\b(?:is|are|was|set to|says|shows)|[=:])\s*[\"']?(true|false|yes|no)\b", re.IGNORECASE
+)
+_NAMED = re.compile(r"(?: (?:(?:in|on|at|of|for|by|with|the) )*(?=\S*[A-Z\d])\S+)+\?$")  # ends a question
+_ELLIPSIS = re.compile(r"(?:n't|\bnot)\W*$", re.IGNORECASE)  # "The consignee isn't."
+_FILLER = WORDS["filler"]
+_YES = pattern("says_yes")
+_NO = pattern("says_no")
+_ON, _OFF = (
+    re.compile(rf"\b(?:{some})\b", re.IGNORECASE)
+    for some in (r"on(?= for| in| at|\W*$)|enabled|activated|active", "off|disabled|deactivated|inactive")
+)
+
+
+def polarity(text: str, said: str = "") -> bool | None:
+    """Return what a text says to a question for yes or no; None if it says neither, or both. It may also say
+    in the words of the question (`said`) that it is so, or not: "There is no minibar."."""
+    label, _, rest = text.partition(":")
+    is_label = rest and len(label.split()) <= 3 and not (NEGATED.search(label) or _YES.search(label))
+    text = rest if is_label else text
+    if (untold := _UNTOLD.search(text)) and stem(words(untold[0])[-1]) not in stems(said):
+        return None
+    if (flag := _FLAG.search(text)) and stems(text[: flag.start()].replace("_", " ")) & stems(said) - stems(
+        _FILLER
+    ):
+        return flag[1].casefold() in ("true", "yes")
+    is_yes, is_no = _YES.search(text) is not None, _NO.search(text) is not None
+    other = r"\bno(?=\W*$|[.,;!])|\b(?:and|or|but) no\b" if is_yes else r"\byes\b"
+    if not (is_yes or is_no) and _ON.search(said) and _OFF.search(text) and not HEDGE.search(text):
+        return False
+    if is_yes is is_no or re.search(other, text, re.IGNORECASE):
+        return _echoed(text, said) if not (is_yes or is_no) else None
+    return is_yes
+
+
+def _echoed(text: str, said: str) -> bool | None:
+    """What a statement says that has the last words of the question: "It hasn't been paid."."""
+    text = _ANY_MORE.sub(" ", text)
+    told = words(NEGATED.sub(" ", text))
+    is_other = " than " in said and not re.match(r"(?:it|he|she|they)\b", text.strip(), re.IGNORECASE)
+    if is_other or " or " in said or "?" in text or "whether" in told or HEDGE.search(" ".join(told)):
+        return None
+    question = canonical(_NAMED.sub("?", said.partition(" than ")[0].strip()))
+    asked = [stem(word) for word in words(question) if word not in SAFE]
+    is_plain = not _STATES.search(text)  # "works remotely"
+    if is_plain and not {stem(word) for word in told if word not in SAFE} <= {*asked}:
+        return None
+    asked = asked[-1:] if is_plain else asked[-2:]
+    opposed = [word for word in told if word.startswith("un") and stem(word[2:]) in asked]
+    is_echo = bool(opposed) or any(stem(word) in asked for word in told)
+    is_echo |= bool(_ELLIPSIS.search(text)) and not stems(said).isdisjoint(map(stem, told))
+    return (len(NEGATED.findall(text)) + len(opposed)) % 2 == 0 if is_echo else None
