@@ -40,6 +40,8 @@ tests of the last ones say how much is left:
     thirtyfourth       3.5   0     5    1      after the thirtythird; codes in sets, reasons, "No"
     thirtyfifth        0.9   0.5   3    0      after the thirtyfourth; initials, names without a measure
     thirtysixth        0.5   0     2.5  0.5    after the thirtyfifth; versions in sets, bounds that are asked
+    thirtyseventh      6     1    16    1      after the thirtysixth; differences, other lines, identifiers
+    thirtyeighth       9     1    12    1.5    the same; scaled units, file names, formulas, compass points
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -109,7 +111,7 @@ KNOWN = {
     "eighth": ((9, 0), (15, 0)),
     "ninth": ((6, 0), (8, 0)),
     "tenth": ((1, 0), (4, 1)),
-    "eleventh": ((8, 1), (13, 3)),
+    "eleventh": ((8, 1), (12, 3)),
     "twelfth": ((3, 2), (1, 3)),
     "thirteenth": ((1, 0), (0, 0)),
     "fourteenth": ((3, 0), (8, 1)),
@@ -119,7 +121,7 @@ KNOWN = {
     "eighteenth": ((1, 1), (4, 1)),
     "nineteenth": ((2, 0), (4, 1)),
     "twentieth": ((0, 0), (1, 1)),
-    "twentyfirst": ((2, 1), (7, 2)),
+    "twentyfirst": ((2, 1), (6, 2)),
     "twentysecond": ((1, 1), (7, 2)),
     "twentythird": ((2, 1), (7, 3)),
     "twentyfourth": ((0, 0), (2, 0)),
@@ -127,14 +129,16 @@ KNOWN = {
     "twentysixth": ((2, 0), (2, 0)),
     "twentyseventh": ((0, 0), (7, 0)),
     "twentyeighth": ((2, 0), (6, 2)),
-    "twentyninth": ((1, 0), (8, 0)),
-    "thirtieth": ((2, 0), (14, 0)),
-    "thirtyfirst": ((5, 0), (13, 1)),
+    "twentyninth": ((1, 0), (7, 0)),
+    "thirtieth": ((2, 0), (13, 0)),
+    "thirtyfirst": ((5, 0), (11, 1)),
     "thirtysecond": ((3, 0), (14, 0)),
     "thirtythird": ((0, 0), (2, 0)),
     "thirtyfourth": ((3, 0), (3, 1)),
     "thirtyfifth": ((1, 0), (2, 0)),
     "thirtysixth": ((1, 0), (5, 1)),
+    "thirtyseventh": ((3, 0), (19, 0)),
+    "thirtyeighth": ((6, 0), (12, 0)),
 }
 
 

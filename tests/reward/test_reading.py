@@ -550,3 +550,250 @@ def test_reasons_denials_and_remarks_speak_for_or_against_a_free_text(
     check: dict[str, Any], said: str, shown: str, right: str, wrong: str
 ) -> None:
     assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "number", "value": 3.2, "unit": "million NOK"},
+            "What is the budget in million NOK?",
+            "Budget of 3.2 million NOK",
+            ("3.2", "3.2 million NOK", "NOK 3,200,000", "3.2 million kroner"),
+            ("3.2 NOK", "3.2 billion NOK", "32 million NOK", "3.2 million EUR"),
+        ),
+        (
+            {"type": "number", "value": 95, "unit": "SGD"},
+            "What is the daily limit?",
+            "Singapore  SGD 95\nSeoul  KRW 88,000",
+            ("S$95", "SGD 95", "95 Singapore dollars"),
+            ("HK$95", "US$95", "A$95"),
+        ),
+        (
+            {"type": "number", "value": 5, "unit": "Nm"},
+            "Torque of the stem?",
+            "stem 5 Nm\nseatpost 6.5 Nm",
+            ("5 N·m", "5 newton metres"),
+            ("5 N", "5 kNm"),
+        ),
+        (
+            {"type": "number", "value": 24},
+            "How many lines does it add?",
+            "#878  24  3",
+            ("two dozen", "twenty-four"),
+            ("a dozen", "two", "three dozen"),
+        ),
+        (
+            {"type": "number", "value": 75, "unit": "%"},
+            "How far along is it in percent?",
+            "Permits 75\nFlyers 40",
+            ("three quarters", "75 percent"),
+            ("a quarter", "half"),
+        ),
+        (
+            {"type": "number", "value": 231},
+            "How many insertions has it?",
+            "3 files changed, 231 insertions(+), 47 deletions(-)",
+            ("231 insertions", "231 lines"),
+            ("231 deletions", "231 files"),
+        ),
+        (
+            {"type": "number", "value": 594.34, "unit": "EUR"},
+            "What is the payment?",
+            "A 671.54\nB 594.34",
+            ("594.34 euros (about 594)", "594.34 €, so roughly 594 €"),
+            ("671.54 euros (about 672)", "594.34 or 671.54 euros"),
+        ),
+        (
+            {"type": "date", "value": "00:03", "precision": "minute"},
+            "When does the sun set?",
+            '{"sunset": "00:03", "sunrise": "02:55"}',
+            ("three minutes past midnight", "12:03 am"),
+            ("three minutes to midnight", "three minutes past noon"),
+        ),
+        (
+            {"type": "date", "value": "16:42:09"},
+            "When was it changed?",
+            "created 07:15:40\nmodified 16:42:09",
+            ("4:42:09 in the afternoon",),
+            ("4:42:09 in the morning",),
+        ),
+        (
+            {"type": "name", "value": "SE"},
+            "What is the wind direction?",
+            '{"wind": "SE"}',
+            ("south-east", "southeasterly", "South East"),
+            ("south", "north-east", "south-south-east"),
+        ),
+        (
+            {"type": "name", "value": "haze"},
+            "What is the weather?",
+            '{"condition": "haze"}',
+            ("hazy", "Haze"),
+            ("lazy", "hail"),
+        ),
+        (
+            {"type": "name", "value": "x^2 - 1"},
+            "What is e2 simplified?",
+            "e2: x^2 - 1\ne3: x^2 - 2*x + 1",
+            ("x^2 - 1", "x² − 1"),
+            ("x^2 + 1", "x^2 / 1"),
+        ),
+        (
+            {"type": "name", "value": "MPL-2.0"},
+            "What is the licence?",
+            '{"license": "MPL-2.0"}',
+            ("Mozilla Public License 2.0", "MPL 2.0"),
+            ("Mozilla Public License 1.1", "MIT"),
+        ),
+        (
+            {"type": "name", "value": "Old Corn Exchange, room 2"},
+            "Where do we rehearse?",
+            '{"Tuesday": "Old Chandlery, upper room", "Thursday": "Old Corn Exchange, room 2"}',
+            ("room 2 of the Old Corn Exchange", "Old Corn Exchange, room 2"),
+            ("room 3 of the Old Corn Exchange", "room 2 of the Old Chandlery"),
+        ),
+        (
+            {"type": "name", "value": "Brompton of Mr Adeyemi"},
+            "What is next?",
+            "08:30 Silverlark\n09:45 Brompton of Mr Adeyemi",
+            ("Mr Adeyemi's Brompton", "the Brompton of Mr Adeyemi"),
+            ("Mr Adeyemi's Silverlark",),
+        ),
+        (
+            {"type": "name", "value": "ruiz-yamile"},
+            "Who pushed 0.44?",
+            "0.45 thandiwe.m\n0.44 ruiz-yamile",
+            ("user ruiz-yamile", "ruiz-yamile"),
+            ("user thandiwe.m", "ruiz-yamile and thandiwe.m"),
+        ),
+        (
+            {"type": "name", "value": "Ishani Rao"},
+            "Who plays the Clerk?",
+            "Orme: Gethin Prosser\nThe Clerk: Ishani Rao",
+            ("Ishani Rao plays the Clerk",),
+            ("Ishani Rao never plays the Clerk", "Gethin Prosser plays the Clerk"),
+        ),
+        (
+            {"type": "pairs", "value": {"a.txt": 310, "b.txt": 1024}},
+            "How large are a.txt and b.txt?",
+            "a.txt 310 B\nb.txt 1024 B\nc.txt 96 B",
+            ("a.txt: 310; b.txt: 1,024", "b.txt has 1024 and a.txt 310 bytes"),
+            ("a.txt: 1,024; b.txt: 310",),
+        ),
+        (
+            {"type": "pairs", "value": {"telescope": "act 3", "lantern": "act 2"}},
+            "Which prop belongs to which act?",
+            "telescope  act 3\nlantern  act 2",
+            ("telescope: third act; lantern: second act",),
+            ("telescope: second act; lantern: third act",),
+        ),
+        (
+            {"type": "pairs", "value": {"Classic": "13.4 % vol", "Qvevri": "14.1 % vol"}},
+            "What alcohol do they have?",
+            "Classic  13.4 % vol\nQvevri  14.1 % vol",
+            ("Classic 13.4%, Qvevri 14.1%",),
+            ("Classic 14.1%, Qvevri 13.4%", "Classic 13.4 g, Qvevri 14.1 g"),
+        ),
+        (
+            {"type": "list", "value": ["v1.0.0", "v1.0.1", "v1.1.0", "v1.2.0"]},
+            "In what order were the tags made?",
+            "v1.2.0\nv1.0.1\nv1.1.0\nv1.0.0",
+            ("v1.0.0, v1.0.1, v1.1.0, v1.2.0",),
+            ("v1.0.1, v1.0.0, v1.1.0, v1.2.0", "v1.0.0, v1.0.1, v1.1.0"),
+        ),
+        (
+            {"type": "set", "value": ["amd64", "arm64"]},
+            "For which architectures?",
+            '{"of": ["linux/amd64", "linux/arm64"], "dropped": ["linux/ppc64le"]}',
+            ("arm64 and amd64",),
+            ("amd64, arm64, ppc64le", "amd64, arm64 and ppc64le"),
+        ),
+        (
+            {"type": "set", "value": ["invoice_id", "total"]},
+            "Which columns are there?",
+            "invoice_id INTEGER\ntotal REAL",
+            ("invoice_id, total",),
+            ("invoice_id, total, due_on", "invoice_id, due_on, total"),
+        ),
+        (
+            {"type": "set", "value": ["Sunday", "Monday"]},
+            "On which days is it closed?",
+            "Closed on Sundays and Mondays",
+            ("Sundays and Mondays",),
+            ("Saturdays, Sundays and Mondays", "Sundays, Mondays and Tuesdays"),
+        ),
+        (
+            {"type": "set", "value": ["resellers", "guests"]},
+            "Which segments are excluded?",
+            '{"include": ["staff"], "exclude": ["resellers", "guests"]}',
+            ("Excluded are guests and resellers.",),
+            ("guests, resellers and staff",),
+        ),
+    ],
+)
+def test_scaled_units_other_words_and_identifiers_are_told_apart(
+    check: dict[str, Any], said: str, shown: str, right: Any, wrong: Any, on_line: bool
+) -> None:
+    assert those_that_hold(check, (*right, *wrong), said=said, shown=shown, on_line=on_line) == [*right]
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "number", "value": 17, "unit": "EUR"},
+            "What is the price for an adult?",
+            "Adults  €17\nStudents  €11",
+            "Adults pay €17, students get in for 11.",
+            "Adults pay €11, students get in for 17, or so.",
+        ),
+        (
+            {"type": "number", "value": 74.9, "unit": "MB"},
+            "How large is the slim image?",
+            "4.12.0-slim 74.9\n4.11.3-slim 79.4",
+            "74.9 MB. The previous one was 4.5 MB bigger.",
+            "74.9 MB, or 79.4.",
+        ),
+        (
+            {"type": "number", "value": 48206913},
+            "How many rows has it?",
+            "shipments 48,206,913\nshipments_v1 48,602,913",
+            "It has 48,206,913 rows, that's about 48.2 million.",
+            "It has 48,206,913 rows, or about 48.6 million.",
+        ),
+        (
+            {"type": "number", "value": 151.5},
+            "What is the median?",
+            "mean 184.37\nmedian 151.5",
+            "The median is 151.5. The mean is higher: 184.37.",
+            "151.5 is the mean, 184.37 the median.",
+        ),
+        (
+            {"type": "choice", "value": "off-dry", "options": ["dry", "off-dry", "sweet"]},
+            "Is the Tavkveri dry, off-dry or sweet?",
+            "wine: Tavkveri 2024\nstyle: off-dry\nsee also: rosé 2025 (dry)",
+            "Off-dry. Only the rosé is dry.",
+            "Off-dry. It is dry.",
+        ),
+        (
+            {"type": "yes_no", "value": True},
+            "Is the switch turned on?",
+            "sms  on\nemail  off",
+            "It is on, yes.",
+            "It is off.",
+        ),
+        (
+            {"type": "abstention", "value": "cannot"},
+            "What is the phone number on page contact?",
+            "Failed to fetch https://c.example.com/contact - status code 404. The page could not be found.",
+            "I don't have it. The fetch failed because the page doesn't exist.",
+            "The fetch failed because the page doesn't exist. The phone number is on the imprint.",
+        ),
+    ],
+)
+def test_roundings_differences_and_other_lines_are_no_rivals_in_a_free_text(
+    check: dict[str, Any], said: str, shown: str, right: str, wrong: str
+) -> None:
+    assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]

@@ -21,6 +21,7 @@ from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import numbers_in
 from mcpagent.reward.text.amounts import amounts
 from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.moments import moments
 from mcpagent.reward.text.phrasing import AnswerContext, has_words, plain, tokens, without_markup
 from mcpagent.reward.text.words import WORDS, pattern
 
@@ -117,6 +118,7 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     """A number, a name or a deed that comes from nowhere."""
     sources = _sources(context)
     given = {*numbers_in(sources), *numbers_in(canonical(sources))}
+    given |= {moment.readings[0].year for moment in moments(canonical(sources))}
     told = canonical(_ENUMERATOR.sub(" ", _without_advice(text)))
     if any(
         a.number not in given and (a.number > _SMALL or a.unit or str(a.number) in text)
@@ -180,6 +182,8 @@ def _claims(clause: str, context: AnswerContext, *, is_asked: bool) -> bool:
     harmless = (_REQUEST, _HELP, _HARMLESS, _ADVICE)
     if _refuses(clause) or any(pattern.search(clause) for pattern in harmless):
         return False
+    claim, *reasons = _BECAUSE.split(clause, maxsplit=1)
+    clause = claim if any(map(_refuses, reasons)) else clause
     said = {_singular(word) for word in tokens(context.said)}
     filler = {_singular(word) for word in WORDS["filler"].split()}
     if is_asked and (several := _SEVERAL.match(clause)):  # "there are three warehouses"

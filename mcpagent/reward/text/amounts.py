@@ -34,7 +34,9 @@ _UNITS.update(
 )
 _CELSIUS = {"kelvin": (1.0, -273.15), "K": (1.0, -273.15), "fahrenheit": (5 / 9, -160 / 9)}
 _PERCENT = re.compile(r"percent\b|pct\b|prozent\b")
-_UNIT_BEFORE = re.compile(r"(?:([$€£¥₹])|\b([A-Z]{3}))\s?-?$|\b(inr|usd|chf|gbp|cad|aud) -?$")
+# Currencies as `canonical` writes their long names.
+_CODES = "|".join(name for name in WORDS["long_units"] if _UNITS.get(name, ("",))[0] in _MONEY)
+_UNIT_BEFORE = re.compile(rf"(?:([$€£¥₹])|\b([A-Z]{{3}}))\s?-?$|\b({_CODES}) -?$")
 _UNIT = r"(?:[A-Za-złμ]+[23]?(?![^\W\d])|[€£$¥₹¢%])"
 _UNIT_AFTER = re.compile(rf"[ -]?({_UNIT})(/[a-z]+)?")
 _RATE_AFTER = re.compile(rf"(?:\s?/\s?|\s(?:per|an?|each|every)\s)((?:\d+ ?)?{_UNIT})")
@@ -285,6 +287,15 @@ def is_conversion(amount: Amount, of: Amount) -> bool:
         return abs(left - right) <= 1
     shown = max(0.5 * 10.0**-a.decimals * _measured(a.rate or "")[1] for a in (amount, of))
     return abs(left - right) <= shown * (1 + 1e-6)
+
+
+def is_rounded(amount: Amount, of: Amount) -> bool:
+    """Whether `amount` says `of` with fewer digits: 594 and 594.34, 48.2 million and 48,206,913."""
+    digits = len(f"{abs(amount.number):.15g}".replace(".", "").strip("0"))
+    is_same_unit = amount.unit in (None, of.unit)
+    return (
+        is_same_unit and digits > 1 and of.number != 0 and float(f"{of.number:.{digits}g}") == amount.number
+    )
 
 
 _HOURS = pattern("hours")

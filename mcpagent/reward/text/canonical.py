@@ -46,8 +46,10 @@ _SPELT = pattern("spelt")
 _MORE_SPELT = [(re.compile(said, re.IGNORECASE), instead) for said, instead in WORDS["more_spelt"].items()]
 _SCALED = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?)[ -]({'|'.join(WORDS['scales'])})s?\b", re.IGNORECASE)
 _DECIMAL_SCALED = re.compile(r"\b(\d+\.\d+) (1000(?:000)*)\b")  # four point five million
+_DOZEN = re.compile(r"\b(?:(\d+) )?dozen\b", re.IGNORECASE)
 _FIRST_ONE = re.compile(
-    r"(?<=\d(?:st|nd|rd|th) )1\b|(?<=\b(?:last|next|only|same) )1(?=\W*$| (?:on|in|at|is|was|of)\b|[,;])"
+    r"(?<=\d(?:st|nd|rd|th) )1\b|(?<![\w.-])1(?= of (?:the|its|their|his|her|my) )"
+    r"|(?<=\b(?:last|next|only|same) )1(?=\W*$| (?:on|in|at|is|was|of)\b|[,;])"
 )
 _LONG_UNIT = re.compile("|".join(f"({pattern})" for pattern in WORDS["long_units"].values()), re.IGNORECASE)
 _LONG_UNIT_STARTS = tuple(WORDS["long_unit_starts"])  # one of them is in what has a long unit: quick to see
@@ -62,7 +64,7 @@ LEGAL = frozenset(WORDS["legal_forms"].split())
 _AND = re.compile(r"\b(?:as well as|along with|together with|in addition to)\b", re.IGNORECASE)
 _COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?(?:°|degrees?)\s?([NSEW]|north|south|east|west)\b")
 _NUMERO = re.compile(
-    r"\bno\.? ?(?=#?\d)|\bno\. ?(?=[A-Z]+-\d)|(?<=[a-z] )no(?: is|:) (?=[A-Z]*[-/ ]?\d)|(?<!\w)#(?=\d)",
+    r"\bno\.? ?(?=#?\d)|\bno\. ?(?=(?:[A-Z]+-)+\d)|(?<=[a-z] )no(?: is|:) (?=[A-Z]*[-/ ]?\d)|(?<!\w)#(?=\d)",
     re.IGNORECASE,
 )
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
@@ -109,6 +111,7 @@ def canonical(text: str) -> str:
             text = pattern.sub(instead, text)
         # "one" stays a word: it is mostly a pronoun.
         text = "\n".join(_digits(line, "en", threshold=1) for line in text.split("\n"))
+        text = _DOZEN.sub(lambda m: str(12 * int(m[1] or 1)), text)
         text = _DECIMAL_SCALED.sub(lambda m: f"{Decimal(m[1]) * int(m[2]):f}", _FIRST_ONE.sub("one", text))
     if "pound" in text.lower():  # "nine pounds and eighty pence"
         text = _LONG_UNIT.sub(_long_unit, text)
@@ -157,8 +160,9 @@ def _with_half(match: re.Match[str]) -> str:
 
 def _clock(match: re.Match[str]) -> str:
     minutes = {"half": 30, "quarter": 15}.get(match[1].lower()) or int(match[1])
-    hour = int(match[3])
-    return f"{hour}:{minutes:02}" if match[2].lower() == "past" else f"{(hour - 1) or 12}:{60 - minutes:02}"
+    hour = {"midnight": 24, "noon": 12}.get(match[3].lower()) or int(match[3])
+    hour, minutes = (hour % 24, minutes) if match[2].lower() == "past" else ((hour - 1) or 12, 60 - minutes)
+    return f"{hour}:{minutes:02}"
 
 
 def _on_the_clock(match: re.Match[str]) -> str:

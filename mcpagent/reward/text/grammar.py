@@ -32,7 +32,15 @@ from mcpagent.reward.text.names import words
 from mcpagent.reward.text.phrasing import HEDGE, AnswerContext, is_qualified
 from mcpagent.reward.text.reading import says, spans_of
 from mcpagent.reward.text.shown import shown_records
-from mcpagent.reward.text.vocabulary import BLANK, FUNCTION_WORDS, SAFE, field_labels, stem, stems
+from mcpagent.reward.text.vocabulary import (
+    BLANK,
+    FUNCTION_WORDS,
+    SAFE,
+    field_labels,
+    stem,
+    stems,
+    without_asked,
+)
 from mcpagent.reward.text.words import WORDS, pattern
 
 _MAX_OTHER_WORDS = 8  # of the value's record
@@ -43,7 +51,7 @@ FEW_WORDS = 5
 _CONTRAST = pattern("contrast")
 _MODIFIERS = frozenset(WORDS["modifiers"].split())
 _PIECE = re.compile(
-    r"\0[\0 ]*|[\1\2]+|\d+(?:[.,]\d+)+|[^\W_]+(?:[-'][^\W_]+)*(?:/[A-Za-z]{1,3}\b)?|[():]|[,;&|/\n]"
+    r"\0[\0 ]*|[\1\2]+|\d+(?:[.,]\d+)+|[^\W_]+(?:[-'_][^\W_]+)*(?:/[A-Za-z]{1,3}\b)?|[():]|[,;&|/+\n]"
     r"|(?<=\s)-(?=\s)|(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z][a-z])[.!?](?=\s|$)"
 )
 # What may stand ahead of the first value, behind the last one, and between two: letters as `_tags` says.
@@ -65,7 +73,7 @@ _AROUND = {
         "amounts": (_VERB, _UNIT_TAIL, rf"x[ackops]*|{_AMOUNT_TAIL}{_VERB}"),
         "name": (_NOUN, _TAIL, _TAIL + _NOUN),
         "names": (_NOUN, _LISTED, rf"[xz][ackops]+|{_LISTED}{_NOUN}"),
-        "code": (rf"[xN]|{_VERB}", _TAIL, _TAIL + _VERB),
+        "code": (rf"[xN]k?|{_VERB}", _TAIL, _TAIL + _VERB),
         "choice": (_NOUN, _OPEN_TAIL, _OPEN_TAIL + _NOUN),
         "items": (_NOUN, _ITEMS, _ITEMS),
     }.items()
@@ -82,6 +90,7 @@ _MARKS = dict(zip(f"{BLANK}{DATE}{NUMBER}():&/|+.!?", "VM#():&&&&...", strict=Tr
 _BREAK = r", (?!\d{4}\b)|[;|\n]|\b(?:and|then)\b"
 _SEGMENT = re.compile(rf"(?:{_BREAK})?((?:(?!{_BREAK}).)+)", re.IGNORECASE)
 _CODE = re.compile(r"[^\W_]-.$|[^\W\d_].$|[^\W\d_]-?-$", re.DOTALL)
+_CODE_VALUE = re.compile(r"\d|^[a-z]+(?:[._@-][a-z]+)+$")  # of an account: ruiz-yamile
 _CODE_WORD = re.compile(r"[\w-]+")  # i-0d10
 ORDINAL = re.compile(r"\d*(?:1st|2nd|3rd|\dth)")
 
@@ -132,7 +141,8 @@ def without_annotations(
     for segment in _SEGMENT.finditer(rest):
         inside = [text[start:end] for start, end in spans if segment.start() <= start < segment.end()]
         is_apart = not inside and segment[0][0] in ",;|" and re.search(r"\d", segment[1])
-        if is_apart and (is_name or (is_list and not re.search("[A-Z]", segment[1]))):
+        is_of_item = is_list and re.search("[A-Z]", segment[1]) is None and " " in segment[1].strip()
+        if is_apart and (is_name or is_of_item):
             before = [span for span in sorted(spans) if span[1] <= segment.start()] or spans
             inside = [text[slice(*before[-1])]]  # ", card MT-205"
         elif not is_list or len(inside) != 1:
@@ -210,7 +220,7 @@ def is_amount(value: Any) -> bool:
 
 def kind_of(targets: Sequence[Any]) -> str:
     """Return what single values are: an amount, a code or a name."""
-    is_code = all(re.search(r"\d", format_value(target)) for target in targets)
+    is_code = all(_CODE_VALUE.search(format_value(target)) for target in targets)
     return "amount" if all(map(is_amount, targets)) else "code" if is_code else "name"
 
 
@@ -226,9 +236,10 @@ def is_bare(
     """Whether nothing but the value is said: what is left says nothing of its own."""
     rest = without_annotations(text, spans, targets, context, is_list=kind == "items")
     kind = kind or kind_of(targets)
+    said = canonical(context.said)
+    rest = without_asked(rest, said)
     if HEDGE.search(rest) or any(is_qualified(text, *s, is_amount=kind in AMOUNTS) for s in spans):
         return False
-    said = canonical(context.said)
     if is_quoted is None:  # whether the question has the values to choose from
         is_quoted = any(says(target, said) for target in targets)
     weekdays = {f"{m.readings[0]:%A}" for m in moments(text) if "day" in m.said}
@@ -337,7 +348,9 @@ def tags_of(rest: str, targets: Sequence[Any], context: AnswerContext, *, is_quo
         ):
             tags += "k"
         elif set(parts) <= shown and (not is_number or re.search(r"[^\W\d]", text)):
-            tags += "s" if kind.startswith("amount") or (is_plain and not text[0].isdigit()) else "S"
+            is_word = is_plain and not text[0].isdigit() and "_" not in text
+            other = "X" if kind == "code" and "_" in text else "S"
+            tags += "s" if kind.startswith("amount") or is_word else other
         else:
             is_verb = (
                 text.endswith("ly")
@@ -363,6 +376,8 @@ def _letter(word: str, is_plain: bool, is_new: bool, is_verb: bool, is_strict: b
 def _is_known(word: str, parts: Sequence[str], heard: set[str], *, is_quoted: bool, kind: str) -> bool:
     if (kind == "choice" and word.endswith(("er", "est"))) or (kind != "choice" and ORDINAL.fullmatch(word)):
         return True
+    if "_" in word and not any(stem(part) in heard - SAFE for part in parts):
+        return False
     return all(
         part in SAFE
         or (len(part) > 1 and part in units_of(part))

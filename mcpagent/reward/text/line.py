@@ -16,7 +16,7 @@ from typing import Any
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_array, is_json_object
-from mcpagent.reward.text.amounts import amounts, as_durations, is_conversion, units_of
+from mcpagent.reward.text.amounts import amounts, as_durations, is_conversion, is_rounded, units_of
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import (
     BRACKETS,
@@ -29,7 +29,7 @@ from mcpagent.reward.text.grammar import (
 )
 from mcpagent.reward.text.items import item_spans, pair_spans
 from mcpagent.reward.text.moments import whole_moment
-from mcpagent.reward.text.names import words
+from mcpagent.reward.text.names import is_weekday, words
 from mcpagent.reward.text.naming import option_spans, short, value_parts
 from mcpagent.reward.text.phrasing import HEDGE, AnswerContext, holds_json, without_unless_hedged
 from mcpagent.reward.text.reading import spans_of
@@ -48,7 +48,7 @@ _OF_TOTAL = re.compile(r"(\d ?([A-Za-z]{1,5}|%)) (?:out )?of (?:the |a total (?:
 _ENUMERATOR = re.compile(
     r"(?:^|(?<=[\s,;(\"]))\(?(\d{1,2})[.)]\s+(?=[^\d\s])|^\s*(\d)[.)] +(?=\d)", re.MULTILINE
 )
-_DOTTED_TIME = re.compile(r"(?<![\d.])([01]?\d|2[0-3])\.([0-5]\d)(?![\d.]*\d)")  # 9.20, which is asked for
+_DOTTED_TIME = re.compile(r"(?<![\d.])([01]?\d|2[0-3])\.([0-5]\d)(?![\d.]*\d| h)")  # 9.20, which is asked for
 _TERM = r"[\s()€$£]*\d[\d.,]*\s?[^\W\d_]{0,9}[\s()€$£%]*"
 _SUM = re.compile(rf"^(?:{_TERM}[-+*/×÷])+{_TERM}=\s*(?=\S)|\((?:{_TERM}[-+*/×÷])+{_TERM}\)")
 _TABLE_HEAD = re.compile(r"^[^\n]*\|[^\n]*\n[ |:-]*-[ |:-]*\n", re.MULTILINE)
@@ -61,12 +61,19 @@ _TABLE_NUMBER = re.compile(r"^(\|) *(?:#|\d{1,2}) *\|(?=.*\|)", re.MULTILINE)
 _SCORE = re.compile(r"^([^\d\n]+?) (\d+) ?[-:] ?(\d+) ([^\d\n]+)$")  # Port Valen 2-3 Ashby United
 _ASKS_WHY = re.compile(r"\b(?:why|cause[sd]?|reason)\b", re.IGNORECASE)
 _ASKS_BOUND = re.compile(r"\b(after|before|within|by|until) (?:how|what|which|when)\b", re.IGNORECASE)
+_ASKS_WHO = re.compile(r"(?:who|which [a-z]+|what) ([a-z]+s\b.*?)\W*$", re.IGNORECASE)
 _ASKS_ONE = re.compile(r"\b(?:one|each|single|apiece|per unit)\b", re.IGNORECASE)
 _ASKS_FROM = re.compile(
     r"\b(?:from|start|begin|leave|depart|origin|was|were|before|previous)\w*\b", re.IGNORECASE
 )
 _EACH = re.compile(r"(?<=\d) (?:each|apiece|a piece)\b")
 _OR = re.compile(r",? (?:or|which is|that is|equal to) (?:about |roughly |approximately |around |~)?")
+_ABOUT = re.compile(
+    r"[\s,;:-]*\(?(?:so|or|(?:that|which|this) is|that's)?,? ?"
+    r"(?:about|roughly|approximately|around|nearly|almost|~|≈) ?"
+)
+_SHARE = {"half": 50, "halfway": 50, "quarter": 25, "three quarters": 75, "3 quarters": 75}
+_SHARES = re.compile(rf"\b(?:an? )?({'|'.join(_SHARE)})\b(?! (?:an?|past|to)\b)", re.IGNORECASE)
 _THEN = re.compile(r"\s*(?:->|→|⟶|[<>])\s*")
 _RANGE = re.compile(r"\0 ?(?:-|to|through|until) ?\0")  # "41 to 43" has 42 too
 _NONE_WORDS = re.compile(
@@ -107,6 +114,10 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         if units_of(canonical(check.unit or "")) & _TEMPERATURES:
             text = _DEGREES.sub(lambda m: " celsius" if m[1] == "C" else " fahrenheit", text)
         text = _without_conversions(text)
+        if check.unit == "%":
+            text = _SHARES.sub(lambda m: f"{_SHARE[m[1].lower()]}%", text)
+        elif check.unit and check.unit.istitle():
+            text = re.sub(rf"\bdegrees? (?={re.escape(check.unit)}\b)", "", text)  # Brix
     if check.type == "date" and (moment := whole_moment(format_value(check.value))):
         text = text if "day" in moment.said else _DOTTED_TIME.sub(r"\1:\2", text)
     unit = check.unit if check.type == "number" else check.value if check.type in ("name", "pairs") else ""
@@ -121,11 +132,14 @@ def read_answer(text: str, check: AnswerCheck) -> str:
 
 
 def _without_conversions(text: str) -> str:
-    """A text without amounts that say the one before them in another unit: "1610612736 bytes, or 1.6 GB"."""
+    """A text without amounts that say the one before them in another unit, or rounded: "1610612736 bytes, or
+    1.6 GB", "594.34 (about 594)"."""
     for first, second in reversed([*pairwise(amounts(text))]):
-        joint = _OR.fullmatch(text[first.end : second.start])
-        if joint and is_conversion(second, replace(first, decimals=min(first.decimals, second.decimals))):
-            text = text[: first.end] + text[second.end :]
+        rounded = replace(first, decimals=min(first.decimals, second.decimals))
+        if (_OR.fullmatch(text[first.end : second.start]) and is_conversion(second, rounded)) or (
+            _ABOUT.fullmatch(text[first.end : second.start]) and is_rounded(second, first)
+        ):
+            text = text[: first.end] + text[second.end :].removeprefix(")")
     return text
 
 
@@ -197,7 +211,9 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 return False
             if check.type == "must_include":
                 return True
-            if _siblings(blanked(text, spans), items):
+            others = blanked(text, spans)
+            is_days = all(map(is_weekday, map(format_value, items)))
+            if _siblings(others, items) or (is_days and any(map(is_weekday, words(others)))):
                 return False
             return not (context.on_line and _other_parts(rest))
         case _:
@@ -208,13 +224,16 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             said = [text[start:end].casefold() for start, end in spans]
             if check.type == "name" and len(set(said)) < len(said):
                 return False  # fields with their values, or a plea
-            return bool(spans) and stands(text, spans, [value], context)
+            kind = "code" if check.type == "name" and str(value).isdigit() else ""
+            return bool(spans) and stands(text, spans, [value], context, kind=kind)
 
 
 def _as_asked(text: str, check: AnswerCheck, context: AnswerContext) -> str:
-    """A text without what the question makes plain: parts of a count, "each" of one, where from if it asks
-    where to, "of" and "'s" if it asks whose."""
+    """A text without what the question makes plain: its predicate, parts of a count, "each" of one, where
+    from if it asks where to, "of" and "'s" if it asks whose."""
     text = without_asked_bound(text, context.said)
+    if asked := _ASKS_WHO.match(canonical(context.said)):  # "Who plays the Clerk?" - "A plays the Clerk"
+        text = re.sub(rf" {re.escape(asked[1])}\W*$", "", text, flags=re.IGNORECASE)
     if check.type == "number" and context.on_line:
         text = without_unless_hedged(_PART_OF, text)
     if check.type == "number" and _ASKS_ONE.search(context.said):

@@ -21,6 +21,10 @@ _VERSION = re.compile(r"v\d+")
 _VERSION_OF = re.compile(r"([a-z]{2,}?)(v?)(\d+\.\d.*)")  # TLSv1.3
 _TITLES = re.compile(r"(?:[^\W\d_]{2,5}\.(?:\s+|(?=[A-Z])))+(?=[^\W\d_])")  # no part of a host's name
 _HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27, Carouge
+_FILE = re.compile(r"\w+[^\s\w]\w")  # a.txt has no article
+_APART = re.compile(r"(?<=\d)[,;](?=\s*v?\d)")
+_OPERATOR, _FORMULA = re.compile(r"[-+*/=<>]"), re.compile(r"[\w)] ?[+*^=] ?[\w(]")
+_GENITIVE = re.compile(r"(.+) of (.+)")
 _EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
 _LEADING_MARKS = re.compile(r"[^\w\s]+(?=\w)")
 _BETWEEN_WORDS = frozenset(
@@ -63,6 +67,11 @@ def name_spans(value: str, text: str) -> list[Span]:
         apart = r"[/;&|\n\0]|\band\b" if is_rotated else r"\0"
         runs = [run for tokens in read for run in _runs(form, tokens)]
         spans += [(a, b) for a, b in runs if not re.search(apart, text[a:b])]
+    if not _APART.search(value):  # "v1.1, v1.2" has no 1.1.1
+        spans = [(a, b) for a, b in spans if not _APART.search(text[a:b])]
+    if _FORMULA.search(value):  # x + 1 is no x - 1
+        marks = _OPERATOR.findall(value)
+        spans = [(a, b) for a, b in spans if _OPERATOR.findall(text[a:b]) == marks]
     if lead := _LEADING_MARKS.match(value):  # ">=0.9", "/etc"
         spans = [(a - len(lead[0]) * text[:a].endswith(lead[0]), b) for a, b in spans]
     return _outermost(spans)
@@ -95,6 +104,9 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     if address := _HOUSE_LAST.fullmatch(value):
         street, house, place = map(words, address.groups())
         yield _put_together(map(american, [*house, *street, *place]))
+    if of := _GENITIVE.fullmatch(value):  # Lear's daughters
+        thing, owner = map(words, of.groups())
+        yield _put_together(map(american, [*owner, "s", *thing]))
     if re.fullmatch(r"[a-z]-[^\W\d_]{4,}", value):
         yield tokens[-1]  # hexane of n-hexane
     if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():
@@ -113,7 +125,7 @@ def _put_together(some: Iterable[str]) -> str:
 def _bare_name(tokens: list[str], value: str) -> list[str]:
     abbreviated = len(re.findall(r"\w+", match[0])) if (match := _TITLES.match(value)) else 0
     tokens = tokens[min(abbreviated, len(tokens) - 1) :]
-    while len(tokens) > 1 and tokens[0] in UNSAID:
+    while len(tokens) > 1 and tokens[0] in UNSAID and not _FILE.match(value):
         tokens = tokens[1:]
     if len(tokens) > 1 and re.match(r"[A-Z]\. ?[^\W\d]{2}", value):
         tokens = tokens[1:]
@@ -123,9 +135,16 @@ def _bare_name(tokens: list[str], value: str) -> list[str]:
 
 
 def _rotations(tokens: list[str], value: str) -> Iterator[str]:
-    """A person's names with the last ones first, and a thing with its measure first."""
+    """A person's names with the last ones first, a thing with its measure or its code first, and a place in
+    a place before that."""
     bare = _bare_name(tokens, value)
-    is_made = len(bare) == 2 and value[:1].isupper() and bare[1][-1].isdigit()  # QA23 (Lalvin)
+    is_made = len(bare) == 2 and value[:1].isupper() and re.search(r"\d", bare[1])  # QA23 (Lalvin)
+    if place := re.fullmatch(r"([^,]+ [^,]+), ([^,]+ [^,]+)", value):  # room 2 of the Old Hall
+        yield _put_together(map(american, [*words(place[2]), *words(place[1])]))
+    if within := re.fullmatch(r"([a-z ]+) (?:in|for|of|with|at|on) ([a-z ]+)", value):  # in-room shower
+        yield _put_together(map(american, [*words(within[2]), *words(within[1])]))
+    if coded := re.fullmatch(r"([a-z ]+) ([A-Z]+-?\d+)", value):
+        yield _put_together(map(american, [*words(coded[2]), *words(coded[1])]))
     is_person = is_made or (
         2 <= len(bare) <= 4 and value[:1].isupper() and all(word.isalpha() for word in bare)
     )
@@ -164,6 +183,11 @@ def _runs(joined: str, tokens: tuple[tuple[str, int, int], ...]) -> Iterator[Spa
             if not rest:
                 yield start, end
                 break
+
+
+def is_weekday(word: str) -> bool:
+    """Return whether a word is a day of the week."""
+    return _WEEKDAY_NAME.fullmatch(word.casefold()) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -26,6 +26,7 @@ _CAPITALISED = re.compile(r"(?:[A-Z][^\W\d_]+ ){1,3}[A-Z][^\W\d_]+")
 _MEASURE = re.compile(r"(?<=[^\W\d_]{3}) (\d+(?:[.,]\d+)?) ?[a-zµ]{1,3}(?:/[a-z]{1,2}[²³23]?)?$")
 _NEXT_NUMBER = re.compile(r"[\s,]*(\d[\d.,]*)\s?([^\W\d_]*)")
 _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
+_COMPASS = re.compile(r"[NESW]|[NS][EW]|[NS][NS][EW]|[EW][NS][EW]")
 _PREFIXED = re.compile(r"([^\W\d_](?:.*\D)?)(\d{2,})")
 _ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
 _NOUN_OF_VERB = re.compile(r"^[a-z]{3,}(?:ure|ess|ion|al|ing|ment)$")
@@ -91,14 +92,16 @@ def worded_spans(value: Any, text: str) -> list[Span]:
     needs_repair, "located, but it hasn't been sent" LOCATED_NOT_SENT, "every week" WEEKLY."""
     if not isinstance(value, str):
         return []
-    if not _ENUMERATED.fullmatch(value):
+    if not _ENUMERATED.fullmatch(value) or _COMPASS.fullmatch(value):
         return _spelt_out(value, text)
     if period := PERIODS.get(value.casefold()):
         return [m.span() for m in EVERY.finditer(text) if PERIODS.get(m[1].casefold()) == period]
     needed = value_parts(value)
     if len(needed) < 2:
         said = [m for m in re.finditer(r"\b[a-z]+ed\b", text) if _NOUN_OF_VERB.search(value)]
-        return [m.span() for m in said if _is_inflected(m[0], value)]  # "it failed" of failure
+        spans = [m.span() for m in said if _is_inflected(m[0], value)]  # "it failed" of failure
+        bare = re.escape(value.removesuffix("e"))  # "hazy" of haze
+        return spans or [m.span() for m in re.finditer(rf"\b{bare}{bare[-1]}?y\b", text, re.IGNORECASE)]
     told = [
         (part, m.start(), m.end()) for m in _WORD.finditer(text) for part in _word_parts(m[0], is_all=True)
     ]
@@ -120,8 +123,15 @@ def worded_spans(value: Any, text: str) -> list[Span]:
 
 def _spelt_out(name: str, text: str) -> list[Span]:
     """Where a text has a name with what its abbreviation stands for: "Thornmere Rowing Club" of Thornmere RC,
-    "PlayStation 5" of PS5, "severity 2" of SEV2."""
-    code = re.fullmatch(r"([A-Z]{2,})[- ]?(\d+)", name)
+    "PlayStation 5" of PS5, "severity 2" of SEV2, "south-east" of SE."""
+    if place := re.fullmatch(r"([a-z]+) (\d+)", name):  # "the third act" of act 3
+        return [m.span() for m in re.finditer(rf"\b0?{place[2]}(?:st|nd|rd|th) {place[1]}\b", text)]
+    if _COMPASS.fullmatch(name):
+        said = "[ -]?".join({"N": "north", "E": "east", "S": "south", "W": "west"}[point] for point in name)
+        return [
+            m.span() for m in re.finditer(rf"(?<!\w|-){said}(?:er(?:n|ly))?(?!\w|-)", text, re.IGNORECASE)
+        ]
+    code = re.fullmatch(r"([A-Z]{2,})[- ]?(\d[\d.]*)", name)
     parts = ["", code[1], "", code[2]] if code else re.split(r"\b([A-Z]{2,4})\b", name)
     if len(parts) < 3 or not re.search(r"[^\W_]", name.replace(parts[1], "", 1)):
         return []

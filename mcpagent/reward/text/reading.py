@@ -61,7 +61,9 @@ def _quantity(written: str) -> Amount | None:
         return Amount(int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + float(clock[3]), 0, 0, unit="s")
     value = _SIZE.sub(r"\1B", canonical(written).strip())
     told = amounts(value)
-    is_whole = len(told) == 1 and told[0].end == len(value)
+    is_whole = (
+        len(told) == 1 and re.fullmatch("(?: [a-z]{1,5})?", value[told[0].end :]) is not None
+    )  # "% vol"
     if not is_whole or told[0].unit is None:
         return None
     before = value[: told[0].start].strip()  # "CHF 20", but not "HR 20 B"

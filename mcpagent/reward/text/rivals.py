@@ -16,7 +16,7 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.values import as_number
-from mcpagent.reward.text.amounts import Amount, amounts, are_comparable, clocks, is_conversion
+from mcpagent.reward.text.amounts import Amount, amounts, are_comparable, clocks, is_conversion, is_rounded
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import (
     AMOUNTS,
@@ -41,13 +41,23 @@ from mcpagent.reward.text.names import words
 from mcpagent.reward.text.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_qualified
 from mcpagent.reward.text.reading import says
 from mcpagent.reward.text.shown import shown_records
-from mcpagent.reward.text.vocabulary import BLANK, FUNCTION_WORDS, NEGATED, SAFE, field_labels, stem, stems
+from mcpagent.reward.text.vocabulary import (
+    BLANK,
+    FUNCTION_WORDS,
+    NEGATED,
+    SAFE,
+    field_labels,
+    stem,
+    stems,
+    without_asked,
+)
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
 _CLAUSE_END = re.compile(
     r"[();]|\s-\s|:\s|,(?! (?:or|and)\b)|\b(?:but|and|so|while|whereas|though|although)\b", re.IGNORECASE
 )
 _LARGE = 100  # smaller numbers differ by one that is shown by chance
+_SHORT_LINE = 200  # characters
 _LEAST_TOLD = 2  # values of another record make a clause one about that
 _CHOICE = ("or", "nor", "either", "neither")
 _PRONOUNS = frozenset(("it", "that", "this", "they", "or", "and"))
@@ -65,9 +75,16 @@ _PART_END = re.compile(r"(?<=[.!?])\s+|[\n;,(]|\b(?:and|but|while|whereas)\b")
 _SUBJECT = re.compile(r"([^:]*[^\W\d_][^:]*?)(?::| (?:is|are|was|were|has|have|had)\b)")
 _OF_THING = re.compile(r"(?:\W+\w+){0,3}?\s(?:of|in|for)\s(.+)")
 _LACKS = re.compile(r"\0 (?:has|have|had|with) no(?:body)?\b")  # "which is free?" - "B has no assignee"
+_IDENTIFIER = re.compile(r"\s*(?=\w*[\d_])\w*[a-z]\w*[.\s]*")  # ppc64le, due_on
 _NAMED = frozenset(("named", "called"))
 _YEAR = re.compile(r"\b(?:in|during|for) (?:19|20)\d\d\b(?![-/.,]\d)", re.IGNORECASE)
 _PER_THING = re.compile(r" per (?!hour|day|night|week|month|quarter|year)[a-z]+")
+_CLEFT = re.compile(r"\W*it(?:'s| is| was) the (?=[^.;]* (?:that|which|who)\b)", re.IGNORECASE)
+_DIFFERS = re.compile(
+    r"[^.,;\n\d]{0,30}?\b(?:more|less|fewer|left|remain\w*|over|above|below|under|off|up|down|ahead|behind|(?!oth|aft|ev|nev)\w+er)\b"
+)
+_BY = re.compile(r"\b(?:up|down|by)(?: about| roughly)? [$€£]?$")
+_PART = re.compile(r" of (?:them|these|which|whom)\b")
 _NOUN = re.compile(r" [^\W\d_]{3,}")
 
 
@@ -205,14 +222,15 @@ def _has_other_items(rest: str, of_items: Set[str]) -> bool:
         ):
             break
         told = words(parts[at])
-        is_clause = any(FUNCTION_WORDS.get(word, "") in ("c", "p") for word in told)
+        is_code = _IDENTIFIER.fullmatch(parts[at]) is not None
+        is_clause = not is_code and any(FUNCTION_WORDS.get(word, "") in ("c", "p") for word in told)
         if at > last and len(items) > 1 and not is_closed and "and" in parts[at - 1]:
             told = list(takewhile(lambda word: FUNCTION_WORDS.get(word) != "c", told))  # "A, B and C are"
             is_clause = len(told) == len(words(parts[at])) and is_clause
         if (
             at not in items
             and not is_clause
-            and (NUMBER in parts[at] or set(told) - SAFE - of_items - _NAMED)
+            and (NUMBER in parts[at] or is_code or set(told) - SAFE - of_items - _NAMED)
         ):
             return True
     return False
@@ -230,7 +248,7 @@ def _is_denied(rest: str, context: AnswerContext) -> bool:
     said = _NOT.sub(" not", canonical(context.said))
     quoted = (f" {' '.join(words(said))} ", *context.token_lines)
     is_denial_asked = NEGATED.search(said) is not None
-    for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", _NOT.sub(" not", rest))):
+    for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", _NOT.sub(" not", without_asked(rest, said)))):
         if BLANK not in sentence:
             continue
         edges = _edges(sentence)
@@ -304,8 +322,14 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
     """Whether a clause says something of a shown record that has none of the facts: it has a verb, and
     several values of that record."""
     told, text = words(clause), canonical(clause)
-    has_verb = any(FUNCTION_WORDS.get(word) == "c" for word in told) or ": " in text
-    if not has_verb or (told[:1] and told[0] in _PRONOUNS):
+    if cleft := _CLEFT.match(clause):  # "it's the battery that is out of warranty"
+        told, text = words(clause[cleft.end() :]), canonical(clause[cleft.end() :])
+    if told[:1] and told[0] in _PRONOUNS:
+        return False
+    has_verb = any(FUNCTION_WORDS.get(word) == "c" for word in told)
+    if _is_of_other_line(text, tuple(facts), context, has_verb=has_verb):
+        return True
+    if not has_verb and ": " not in text:
         return False
     dates, has_fact = moments(text), any(says(fact, text) for fact in facts)
     least, heard = _LEAST_TOLD + has_fact, _stems(text)
@@ -323,6 +347,36 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
             if len(said) >= least and sum(len(leaf) > 1 for leaf in said) > has_fact:
                 return True
     return False
+
+
+def _is_of_other_line(text: str, facts: tuple[str, ...], context: AnswerContext, *, has_verb: bool) -> bool:
+    """Whether a clause has a value of a line that none of the facts is on, and a word of that line that
+    neither the question nor a line with a fact has: "the mean is 184.37", of the line below the median."""
+    is_pasted = ": " in text and not has_verb
+    if is_pasted or any(says(fact, text) for fact in facts) or HEDGE.search(text):
+        return False
+    heard = stems(canonical(context.said)) | {stem(word) for word in SAFE}
+    told = _stems(text) - heard
+    numbers = {abs(amount.number) for amount in amounts(text)}
+    for result in context.results:
+        of_facts, others = _lines_of(result.content, facts)
+        words_of_facts = frozenset[str]().union(*map(_stems, of_facts))
+        for line in others:
+            shared = {word for word in told & _stems(line) - words_of_facts if word[:1].isalpha()}
+            is_said = has_verb
+            if numbers:
+                is_said = not numbers.isdisjoint(abs(amount.number) for amount in amounts(line))
+            if shared and is_said:
+                return True
+    return False
+
+
+@lru_cache(maxsize=512)
+def _lines_of(content: str, facts: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The lines of a result that say one of the facts, and those that do not, in a few words each."""
+    lines = [canonical(line.replace("_", " ")) for line in content.splitlines() if len(line) < _SHORT_LINE]
+    of_facts = [line for line in lines if any(says(fact, line) for fact in facts)]
+    return tuple(of_facts), tuple(line for line in lines if line not in of_facts)
 
 
 @lru_cache(maxsize=512)
@@ -361,6 +415,12 @@ def rival_amounts(
             or is_qualified(text, *amount.span)
         )
         and not is_converted(amount, right, said)
+        and not any(is_rounded(amount, one) for one in right)
+        and not (
+            (_DIFFERS.match(text, amount.end) or _BY.search(text[: amount.start]))
+            and _is_difference(amount, right, context)
+        )
+        and not (_PART.match(text, amount.end) and any(amount.number < one.number for one in right))
         and not (amount.unit and any(not are_comparable(amount.unit, unit) for unit in units))
         and not (amount.unit not in (None, "pieces", "%") and is_count)
         and not (amount.unit is None and units and _NOUN.match(text, amount.end))
@@ -380,6 +440,13 @@ def rival_amounts(
         span for span in clauses if is_about_another(text[slice(*span)], [format_value(value)], context)
     ]
     return [a for a in rivals if not any(start <= a.start < end for start, end in others)]
+
+
+def _is_difference(amount: Amount, right: Sequence[Amount], context: AnswerContext) -> bool:
+    """Whether an amount is what one of `right` differs by from one that was shown: "4.5 MB smaller"."""
+    shown = {other.number for result in context.results for other in amounts(canonical(result.content))}
+    near = 0.5 * 10.0**-amount.decimals * (1 + 1e-6)
+    return any(abs(abs(one.number - other) - amount.number) <= near for one in right for other in shown)
 
 
 def are_joined(text: str, first: Amount, last: Amount) -> bool:

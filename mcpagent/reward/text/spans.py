@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_object
-from mcpagent.reward.text.amounts import Units, is_money, measure, unit_named, units_of
+from mcpagent.reward.text.amounts import Units, amounts, is_money, measure, unit_named, units_of
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.fields import fields_of_others, units_of_field
 from mcpagent.reward.text.moments import Moment, Span, agree, moment_spans, moments, whole_moment
@@ -18,10 +20,11 @@ from mcpagent.reward.text.phrasing import AnswerContext, tokens
 from mcpagent.reward.text.rates import is_other_rate, with_rate
 from mcpagent.reward.text.reading import spans_of
 from mcpagent.reward.text.vocabulary import FUNCTION_WORDS, stem, stems
-from mcpagent.reward.text.words import pattern
+from mcpagent.reward.text.words import WORDS, pattern
 
 _DAY_FIELDS = frozenset(("year", "month", "day"))
 _TIME_OF_DAY = re.compile(r"\b(?:what|which) (?:time|hour)\b", re.IGNORECASE)
+_SCALED_UNIT = re.compile(rf"({'|'.join(WORDS['scales'])})s? ?(.*)")
 _FALLING = pattern("falling")
 _CHANGE = re.compile(r"\bchanged?\b", re.IGNORECASE)
 _RATE = pattern("rate")
@@ -45,6 +48,11 @@ def value_spans(
         return [m.span() for m in re.finditer(rf"\b{moment.readings[0].year}\b", text)]
     if check.type in ("name", "string"):
         return named_spans(format_value(value), text, context)
+    if scaled := _SCALED_UNIT.fullmatch(check.unit or ""):  # 3.2 of "million NOK"
+        whole = check.model_copy(update={"unit": scaled[2] or None})
+        number = float(Decimal(str(value)).scaleb(WORDS["scales"][scaled[1]]))
+        bare = [a.span for a in amounts(text) if a.unit is None and a.number == value]
+        return value_spans(whole, number, text, context, is_strict=is_strict) or bare
     is_whole = (as_number(value) or 0.0).is_integer()
     units = units_for(check, context, may_be_percent=not (is_strict or is_whole))
     spans = spans_of(value, text, tolerance=check.tolerance, units=units)
@@ -55,7 +63,7 @@ def value_spans(
         spans = [(told[0] if told[1] + 1 == a else a, told[1] if b + 1 == told[0] else b) for a, b in spans]
     if target and target > 0 and _CHANGE.search(context.said) and _FALLING.search(text):
         return []
-    others = fields_of_others(target, context)
+    others = fields_of_others(target, context) | _counted_otherwise(target, context)
     is_measured = measure(canonical(check.unit or "")) is not None
     # An abbreviation of a unit may be said as what it means.
     is_named = len(check.unit or "") > 3 and not units_of(canonical(str(check.unit)))
@@ -75,6 +83,22 @@ def value_spans(
             and (stem(thing[2]) in others or (is_named and _is_unheard(thing, check, context)))
         )
     ]
+
+
+def _counted_otherwise(number: float | None, context: AnswerContext) -> set[str]:
+    """The things that results count, if they count another one with the number: the deletions of "231
+    insertions(+), 47 deletions(-)"."""
+    told = [pair for result in context.results for pair in _counts(result.content)]
+    of_number = {thing for of, thing in told if of == number}
+    is_count = of_number and number is not None and number.is_integer()
+    return {thing for _, thing in told} - of_number - stems(context.said) if is_count else set()
+
+
+@lru_cache(maxsize=512)
+def _counts(content: str) -> tuple[tuple[float, str], ...]:
+    text = canonical(content)
+    things = [(amount.number, _COUNTED.match(text, amount.end)) for amount in amounts(text)]
+    return tuple((number, stem(thing[2])) for number, thing in things if thing)
 
 
 def _unasked_of(moment: Moment, said: str) -> Set[str]:

@@ -11,10 +11,17 @@ from mcpagent.reward.text.words import WORDS
 
 BLANK = "\0"
 SAFE = frozenset(WORDS["filler"].split()) | UNSAID | LEGAL
+_ASKABLE = re.compile(r"\b(?:exclu|reject|false|wrong|invalid|incorrect|fake|mistak)\w*", re.IGNORECASE)
 _LABEL = re.compile(r"(?:^|[\"'{,;|\n])\s*([A-Za-z_][A-Za-z_ ]{0,30})[\"']?\s*[:=]")
 _HEAD = re.compile(r"\A[^\n]*[|;][^\n]*\n|^[^\n]*\|[^\n]*\n(?=[ |:-]*-[ |:-]*\n)", re.MULTILINE)
 FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
 NEGATED = re.compile(r"\b(?:not|no|never|none|nobody|nothing|cannot|without|\w+n't)\b", re.IGNORECASE)
+
+
+def without_asked(text: str, said: str) -> str:
+    """Return a text without words that deny but are asked for: "Which are excluded?" - "Excluded are A"."""
+    heard = stems(said)
+    return _ASKABLE.sub(lambda m: " " if stem(m[0].casefold()) in heard else m[0], text)
 
 
 @lru_cache(maxsize=512)
