@@ -165,12 +165,12 @@ def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
             f"grpo.clip_ratio_high is {grpo.clip_high}, but grpo.clip_ratio is {grpo.clip_ratio}; the upper "
             "range must be at least the lower one",
         )
-    if grpo.dual_clip is not None and grpo.dual_clip <= 1.0 + grpo.clip_high:
+    if grpo.loss != "cispo" and grpo.dual_clip is not None and grpo.dual_clip <= 1.0 + grpo.clip_high:
         yield ConfigFinding(
             ("grpo.dual_clip", "grpo.clip_ratio_high"),
             f"grpo.dual_clip is {grpo.dual_clip}, but tokens of positive advantage are clipped at a ratio of "
             f"{1.0 + grpo.clip_high:g}, and the bound of negative ones must lie above; raise it, for example "
-            "to 3.0",
+            f"to {2.0 + grpo.clip_high:g}",
         )
     if grpo.reference == "none" and grpo.kl_coef > 0:
         yield ConfigFinding(

@@ -272,7 +272,7 @@ def test_native_calls_read_back_as_they_were_whatever_stands_beside_and_in_them(
 def _readable(name: str, arguments: str) -> dict[str, Any] | None:
     """What the plain JSON reader makes of the arguments, where the environment takes such a call at all."""
     try:
-        value = json.loads(arguments or "{}")
+        value = json.loads(arguments.strip() or "{}")
         takes = isinstance(value, dict) and parse_action(call_text(name, value)).calls
     except ValueError:
         return None

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from mcpagent.core.tasks import AnswerCheck, StateCheck
+from mcpagent.core.tools import ToolResult
 from mcpagent.reward.answer import answer_holds, state_holds
 from mcpagent.reward.text.phrasing import AnswerContext
 from mcpagent.reward.text.reading import says
@@ -132,6 +134,21 @@ def test_records_that_are_pasted_whole_answer_nothing(type_: Any, value: Any, ro
     check = AnswerCheck(type=type_, value=value)
     for between in ("\n", "\n\n", " "):
         assert not answer_holds(check, between.join(records), {}, context), between
+
+
+def test_records_told_as_prose_before_a_number_are_a_dump() -> None:
+    told = [("ZWBF", 761.17), ("ZPDP", 239.23)]
+    results = tuple(
+        ToolResult(
+            call_id=code, server="s", tool="t", content=json.dumps({"symbol": code, "previous_close": close})
+        )
+        for code, close in told
+    )
+    context = AnswerContext(said="How far are the closes of ZWBF and ZPDP apart?", results=results)
+    check = AnswerCheck(type="number", value=521.94)
+    prose = " ".join(f"symbol {code} previous close {close}" for code, close in told)
+    assert not answer_holds(check, f"{prose} 521.94", {}, context)
+    assert answer_holds(check, "They closed at 761.17 and 239.23, so 521.94 apart.", {}, context)
 
 
 def test_no_answer_is_no_pass() -> None:

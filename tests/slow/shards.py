@@ -127,7 +127,6 @@ def measure_rank(folder: Path) -> Rank:
         "finetune.mode": "full",
         "grpo.reference": "none",
         "grpo.kl_coef": 0.0,
-        "threads": 1,
         "training.parallel": "fsdp",
         "rollout.backend": "vllm",  # never asked: no episode is played
         "vllm.servers": '["http://127.0.0.1:1"]',

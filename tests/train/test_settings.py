@@ -96,3 +96,6 @@ def test_negative_advantages_are_bounded_by_default_and_above_the_clip_alone() -
     assert bound("grpo.dual_clip=null") is None
     with pytest.raises(UserError, match=r"grpo.dual_clip is 1.2, but .* clipped at a ratio of 1.28"):
         bound("grpo.dual_clip=1.2")
+    with pytest.raises(UserError, match=r"raise it, for example to 6\b"):
+        bound("grpo.clip_ratio_high=4.0")
+    assert bound("grpo.loss=cispo", "grpo.clip_ratio_high=4.0") == 3.0  # that loss has no use for it

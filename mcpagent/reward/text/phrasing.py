@@ -124,27 +124,30 @@ def is_dump(answer: str, facts: Sequence[str], context: AnswerContext, *, is_typ
     if holds_json(answer) and not any(map(holds_json, facts)):
         return True
     answer = _ESCAPED.sub(" ", answer).replace("\\", "")
-    together = [*facts, " 1 ".join(facts)] if is_typed else facts  # a numbered list may be all that was shown
-    return _repeats_results(answer, together, context) or _offers_others(
+    # A numbered list may be all that was shown.
+    together = " 1 ".join(facts) if is_typed else " ".join(facts)
+    return _repeats_results(answer, [*facts, together], len(tokens(together)), context) or _offers_others(
         answer, facts, context, is_typed=is_typed
     )
 
 
-def _repeats_results(answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
+def _repeats_results(answer: str, facts: Sequence[str], length: int, context: AnswerContext) -> bool:
+    """Whether `answer` has a whole record in more words than the `length` of the facts explains, or a run of
+    a result's words longer than any of the facts."""
     words = tokens(answer)
     line = f" {' '.join(words)} "
     # Names and values of a whole result, whatever marks stand between them.
-    most = len(tokens(" ".join(facts))) + _WORDS_BESIDE_FACTS
+    most = length + _WORDS_BESIDE_FACTS
     for result, whole in zip(context.results, context.token_lines, strict=True):
         if whole in line and len(whole.split()) > most and _is_record(result.content):
             return True
     expected = [*facts, context.reference or ""]
-    length = max(PHRASE_WORDS, *(len(tokens(text)) + 2 for text in expected)) + 1
-    if len(words) < length:
+    run_length = max(PHRASE_WORDS, *(len(tokens(text)) + 2 for text in expected)) + 1
+    if len(words) < run_length:
         return False
     quoted = f" {' '.join(tokens(context.said))} "
-    for index in range(len(words) - length + 1):
-        run = f" {' '.join(words[index : index + length])} "
+    for index in range(len(words) - run_length + 1):
+        run = f" {' '.join(words[index : index + run_length])} "
         if run not in quoted and any(run in text for text in context.token_lines):
             return True
     return False

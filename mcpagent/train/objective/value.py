@@ -56,7 +56,9 @@ class ValueHead(nn.Module):
     def forward(self, states_K: torch.Tensor) -> torch.Tensor:
         """Hidden states [K, width] to values [K]."""
         standard = (states_K.to(self.mean.dtype) - self.mean) * self.scale
-        return self.outer(nn.functional.gelu(self.inner(standard)))[:, 0]
+        units = nn.functional.gelu(self.inner(standard)) * self.outer.weight
+        # Pair by pair, so that opposite ones are 0 in whatever order a kernel adds.
+        return units.unflatten(-1, (2, -1)).sum(-2).sum(-1) + self.outer.bias
 
     @contextmanager
     def measuring(self, add_up: Callable[[Sequence[float]], Sequence[float]]) -> Generator[None, None, None]:
