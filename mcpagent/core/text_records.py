@@ -30,6 +30,7 @@ _DELIMITERS = "\t|;,"
 _MARK = re.compile(r"(\s*)(?:[-*•+]|\d{1,4}[.)])\s+(?=\S)")
 _HEADING = re.compile(r"#{1,6}\s+(?=\S)")
 _RULE = re.compile(r"\s*([-=_*~])\1{2,}\s*")
+_COLUMN_RULE = re.compile(r"\s*[-=]{3,}(?:\s+[-=]{2,})*\s*")
 _TABLE_RULE = re.compile(r"\s*[|+]?(\s*:?[-=]{2,}:?\s*[|+])*\s*:?[-=]{2,}:?\s*[|+]?\s*")
 _PAIR = re.compile(r"[\s*•+-]*([A-Za-z][^:\n]{0,39}?)[*_`]*:[*_`]*\s+(\S.*)")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
@@ -43,10 +44,12 @@ _ONE_WORD = re.compile(r"\S+")
 _NAME = re.compile(r"\S+|[A-Z0-9]\S*(?: (?:of|the|de|[A-Z0-9]\S*)){0,4}")  # one word, or words as names have
 _EMPHASIS = "*_`\"'"
 # What stands between the parts of an item, and whether the second may be the code: `ws-1: North Bay`,
-# `ws-1 - North Bay`, `North Bay (ws-1)`. In `Height: 12` and `Height - 12` the number is no code.
+# `ws-1 - North Bay`, `North Bay (ws-1)`, `North Bay (#ws-1) and more`. In `Height: 12` and `Height - 12` the
+# number is no code.
 _BETWEEN = (
     (re.compile(r"(?P<a>[^:]+):\s+(?P<b>.+)"), False),
     (re.compile(r"(?P<a>.+\S)\s*[(\[<](?:(?:ID|Id|id)[:=]?\s*|#)?(?P<b>[^()\[\]<>]+)[)\]>]"), True),
+    (re.compile(r"(?P<a>[^(:]+\S)\s*\((?:[Ii][Dd][:=]?\s*|#)(?P<b>[^()\s]+)\)[\s,:;].*"), True),
     (re.compile(r"[(\[<](?:(?:ID|Id|id)[:=]?\s*|#)?(?P<a>[^()\[\]<>]+)[)\]>]:?\s*(?P<b>.+)"), False),
     (re.compile(r"(?P<a>.+?)\s+(?:[-–—|]|->|=>)\s+(?P<b>.+)"), False),
     (re.compile(r"(?P<a>\S[^\t]*)\t+(?P<b>[^\t]+)"), False),
@@ -70,12 +73,15 @@ def text_fields(text: str) -> dict[str, Any] | None:
     """Return the fields of the one thing that a text is about, of which each line names one, from the first
     such line to where they end; a title may stand above, and nothing below names one of them again. None for
     other texts."""
-    pairs = [_PAIR.fullmatch(line.rstrip()) for line in text[:_LONGEST].strip().splitlines()]
-    start = next((number for number, pair in enumerate(pairs) if pair), _AROUND)
+    lines = [line.rstrip() for line in text[:_LONGEST].strip().splitlines()]
+    pairs = [_PAIR.fullmatch(line) for line in lines]
+    start = next((number for number, pair in enumerate(pairs) if pair), len(pairs))
+    above = [line for line in lines[:start] if line and not _HEADING.match(line)]
     fields = [(pair[1], pair[2]) for pair in itertools.takewhile(bool, pairs[start:]) if pair]
     names = _fields([name for name, _ in fields])
     below = {pair[1] for pair in pairs[start + len(fields) :] if pair}
-    if start >= _AROUND or not fields or names is None or not below.isdisjoint(name for name, _ in fields):
+    is_repeated = not below.isdisjoint(name for name, _ in fields)
+    if len(above) >= _AROUND or not fields or names is None or is_repeated:
         return None
     return _typed([_record(names, [value for _, value in fields])])[0]
 
@@ -153,9 +159,11 @@ def _cells(line: str) -> list[str]:
 
 def _rows(lines: Sequence[str]) -> list[_Record] | None:
     """Rows of the same number of cells under a line of names; two spaces or more part them too."""
-    lines = [_GAP.sub("\t", line.strip()) for line in lines if line.strip()]
+    ruled = _ruled(lines)
+    lines = [_GAP.sub("\t", line.strip()) for line in ruled or lines if line.strip()]
+    least = 2 if ruled else 3
     for delimiter in _DELIMITERS:
-        if len(lines) < 3 or delimiter not in lines[0] or any(delimiter not in line for line in lines):
+        if len(lines) < least or any(delimiter not in line for line in lines):
             continue
         try:
             head, *rows = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -165,6 +173,16 @@ def _rows(lines: Sequence[str]) -> list[_Record] | None:
         if names and all(len(row) == len(names) for row in rows):
             return [_record(names, row) for row in rows]
     return None
+
+
+def _ruled(lines: Sequence[str]) -> list[str]:
+    """The names over a rule, and the rows below it; a title may stand above, and a count below."""
+    rules = [number for number, line in enumerate(lines) if number and _COLUMN_RULE.fullmatch(line)]
+    if not rules or rules[0] > _AROUND + 1:
+        return []
+    below = lines[rules[0] + 1 :]
+    ends = (number for number, line in enumerate(below) if not line.strip() or _COLUMN_RULE.fullmatch(line))
+    return [lines[rules[0] - 1], *below[: next(ends, len(below))]]
 
 
 def _blocks(lines: Sequence[str]) -> list[_Record] | None:
@@ -295,5 +313,5 @@ def _fields(names: Sequence[str]) -> list[str] | None:
 
 
 def _bare(text: str) -> str:
-    """Without the marks of emphasis."""
-    return text.strip().strip(_EMPHASIS).strip()
+    """Without the marks of emphasis, and of a number: #3."""
+    return re.sub(r"^#(?=\d+$)", "", text.strip().strip(_EMPHASIS).strip())

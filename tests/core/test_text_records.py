@@ -21,6 +21,9 @@ LISTS = {
     "rows with semicolons": "id; name\nws-1; North Bay\nws-2; Old Mill",
     "rows with tabs": "id\tname\nws-1\tNorth Bay\nws-2\tOld Mill",
     "columns with spaces": "ID     NAME\nws-1   North Bay\nws-2   Old Mill",
+    "columns over a rule": "ID    NAME\n-----------\nws-1  North Bay\nws-2  Old Mill\n\n1-2 of 2.",
+    "columns over rules": "All:\n\nID    NAME\n----  ----\nws-1  North Bay\nws-2  Old Mill\n----",
+    "items, the code within": "## All (2)\n\n- **North Bay** (#ws-1) by J · 2\n- Old Mill (ID ws-2) by K",
     "items, the code first": "- ws-1: North Bay\n- ws-2: Old Mill",
     "items, the code last": "Found 2 stations:\n\n* North Bay (ws-1)\n* Old Mill (ws-2)\n\nPage 1 of 4",
     "items that are all the first": "1. ws-1: North Bay\n1. ws-2: Old Mill",
@@ -165,6 +168,7 @@ def test_names_that_commas_alone_join_are_a_list_and_a_sentence_an_address_or_nu
     [
         ("Floor: level 3\nHumidity: 412", {"floor": "level 3", "humidity": 412}),
         ("# Room 7\n**Floor**: 3\nOpen: no\n\nAsk at the door.", {"floor": 3, "open": "no"}),
+        ("# Room 7\n\n*The large one*\n\n## Facts\n- Id: #3\n- Floor: 2", {"id": 3, "floor": 2}),
         ("Result: 42", {"result": 42}),
         ("Floor: 3\nGuard: Ada\n\nFloor: 4\nGuard: Bo", None),
         ("One\nTwo\nThree\nFloor: 3", None),
