@@ -15,12 +15,20 @@ from typing import Any
 import pytest
 
 from mcpagent.config.schema import ToolsConfig
-from mcpagent.core.tasks import Task
+from mcpagent.core.tasks import AnswerCheck, Task
 from mcpagent.demo.controls import run_controls
-from mcpagent.demo.explored import ExploredServers, disjoint, shortfalls, warnings
+from mcpagent.demo.explored import (
+    ExploredServers,
+    balanced,
+    disjoint,
+    shortfalls,
+    warnings,
+    with_short_answer,
+)
 from mcpagent.demo.job import QuickstartJob, Stages, open_job
 from mcpagent.demo.quickstart import quickstart, run_stages
 from mcpagent.errors import UserError
+from mcpagent.reward.answer import answer_holds
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
@@ -266,6 +274,35 @@ def test_training_gives_way_to_what_is_held_out_and_the_rest_to_training() -> No
     kept = disjoint(tasks)
     assert [t.id for t in kept["train"]] == ["a"]
     assert [t.id for t in kept["heldout"]] == ["h"], "the limit, which never changes, is no entity"
+
+
+def test_tasks_of_two_calls_at_once_give_way_where_other_questions_run_out() -> None:
+    alone = [task(f"a{n}", {"x": str(n)}, {"x": str(n)}) for n in range(4)]
+    chains = [task(f"c{n}", {"x": str(n)}, {"x": str(n)}, calls=2) for n in range(3)]
+    both = [
+        each.model_copy(update={"extra_info": {**each.extra_info, "class": "parallel"}})
+        for each in (task(f"b{n}", {"x": str(n)}, {"x": str(n)}, calls=2) for n in range(9))
+    ]
+    kept = [t.id for t in balanced([*both, *chains, *alone], least=0)]
+    assert kept == ["b0", "b1", "b2", "c0", "c1", "c2", "a0", "a1", "a2", "a3"], "six of ten"
+    assert balanced([*both[:3], *chains, *alone], least=0) == (*both[:3], *chains, *alone)
+    assert balanced([*chains, *alone[:1]], least=0) == (*chains, *alone[:1]), "chains are few, and stay"
+    assert len(balanced([*both, *chains, *alone], least=14)) == 14, "but not below what is enough"
+
+
+def test_two_things_are_answered_without_their_names() -> None:
+    asked = task("a", {"x": "1"}, {"x": "1"}, calls=2)
+    check = AnswerCheck(type="pairs", value={"driver 1": "L2", "driver 2": "L4"})
+    truth = asked.truth.model_copy(
+        update={"final_answer": check, "reference_answer": "driver 1: L2, driver 2: L4"}
+    )
+    of_two = asked.model_copy(
+        update={"reward_spec": asked.reward_spec.model_copy(update={"ground_truth": truth})}
+    )
+    told = with_short_answer(of_two).truth.reference_answer
+    assert told == "It is L2 and L4."
+    assert answer_holds(check, told, {}) and not answer_holds(check, "It is L4 and L2.", {})
+    assert with_short_answer(asked) == asked
 
 
 def test_a_warning_says_that_few_tasks_can_gain() -> None:
