@@ -29,6 +29,7 @@ _BOUNDS = [
     for asked, said in (
         (r"at most|max|maxim\w+|limit|capacity|up to", "up to|at most|a maximum of|no more than"),
         (r"at least|minim\w+", "at least|a minimum of|no less than"),
+        (r"limit|threshold", "above|over|beyond|below|under"),
     )
 ]
 

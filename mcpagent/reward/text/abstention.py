@@ -121,7 +121,7 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     given |= {moment.readings[0].year for moment in moments(canonical(sources))}
     told = canonical(_ENUMERATOR.sub(" ", _without_advice(text)))
     if any(
-        a.number not in given and (a.number > _SMALL or a.unit or str(a.number) in text)
+        a.number not in given and (a.number > _SMALL or a.unit or re.search(rf"\b{a.number}\b", text))
         for a in amounts(told)
     ):
         return True

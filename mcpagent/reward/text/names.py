@@ -139,6 +139,8 @@ def _rotations(tokens: list[str], value: str) -> Iterator[str]:
     a place before that."""
     bare = _bare_name(tokens, value)
     is_made = len(bare) == 2 and value[:1].isupper() and re.search(r"\d", bare[1])  # QA23 (Lalvin)
+    if told := re.fullmatch(r"([^()]+) \(([^()\d]+)\)", value):  # the red wheelbarrow of wheelbarrow (red)
+        yield _put_together(map(american, [*words(told[2]), *words(told[1])]))
     if place := re.fullmatch(r"([^,]+ [^,]+), ([^,]+ [^,]+)", value):  # room 2 of the Old Hall
         yield _put_together(map(american, [*words(place[2]), *words(place[1])]))
     if within := re.fullmatch(r"([a-z ]+) (?:in|for|of|with|at|on) ([a-z ]+)", value):  # in-room shower

@@ -24,13 +24,15 @@ _SIZE = re.compile(r"(?<=\d)([KMGT])$")  # 378G, as df and kubectl say
 def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = ANY_UNITS) -> list[Span]:
     """Return where canonical `text` says `value`: a number, a date or a name, as what it is."""
     target = as_number(value)
-    if target is not None and (not isinstance(value, str) or not re.match(r"\s*(?:0\d|\+)", value)):
+    if target is not None and (not isinstance(value, str) or not re.match(r"\s*(?:0\d|\+\d{6})", value)):
         exact = (
             int(target) if isinstance(value, str) and value.strip().isdigit() and len(value) < 16 else value
         )
         exact = target if isinstance(exact, str) else exact
         places = [a.span for a in amounts(text) if amount_is(a, exact, tolerance=tolerance, units=units)]
-        return places or (name_spans(value, text) if isinstance(value, str) else _small_numbers(target, text))
+        if places or (isinstance(value, str) and value.strip()[:1] in "+-"):  # as a name -9 is 9
+            return places
+        return name_spans(value, text) if isinstance(value, str) else _small_numbers(target, text)
     written = format_value(value)
     if (times := range_spans(written, text)) is not None:
         return times
