@@ -56,9 +56,10 @@ class ValueHead(nn.Module):
     def forward(self, states_K: torch.Tensor) -> torch.Tensor:
         """Hidden states [K, width] to values [K]."""
         standard = (states_K.to(self.mean.dtype) - self.mean) * self.scale
-        units = nn.functional.gelu(self.inner(standard)) * self.outer.weight
+        units: torch.Tensor = nn.functional.gelu(self.inner(standard)) * self.outer.weight
+        half = units.shape[-1] // 2
         # Pair by pair, so that opposite ones are 0 in whatever order a kernel adds.
-        return units.unflatten(-1, (2, -1)).sum(-2).sum(-1) + self.outer.bias
+        return (units[:, :half] + units[:, half:]).sum(-1) + self.outer.bias
 
     @contextmanager
     def measuring(self, add_up: Callable[[Sequence[float]], Sequence[float]]) -> Generator[None, None, None]:
