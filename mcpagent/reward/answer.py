@@ -27,7 +27,10 @@ _NOTHING = AnswerContext()
 _BOUNDS = [
     (re.compile(rf"\b(?:{asked})\b", re.I), re.compile(rf"\b(?:{said}) (?=\W*\d)", re.I))
     for asked, said in (
-        (r"at most|max|maxim\w+|limit|capacity|up to", "up to|at most|a maximum of|no more than"),
+        (
+            r"at most|max|maxim\w+|largest|biggest|longest|limit|capacity|up to",
+            "up to|at most|a maximum of|no more than",
+        ),
         (r"at least|minim\w+", "at least|a minimum of|no less than"),
         (r"limit|threshold", "above|over|beyond|below|under"),
     )

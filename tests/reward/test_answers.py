@@ -43,6 +43,7 @@ tests of the last ones say how much is left:
     thirtyseventh      6     1    16    1      after the thirtysixth; differences, other lines, identifiers
     thirtyeighth       9     1    12    1.5    the same; scaled units, file names, formulas, compass points
     thirtyninth        2.5   1    11    0.4    after these two; signs, tebibytes, brackets, limits, May
+    fortieth           3     0.4   9    1      after the thirtyninth; dotted names, mixed fractions, dates
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -141,6 +142,7 @@ KNOWN = {
     "thirtyseventh": ((3, 0), (18, 0)),
     "thirtyeighth": ((6, 0), (12, 0)),
     "thirtyninth": ((3, 0), (21, 0)),
+    "fortieth": ((3, 0), (17, 2)),
 }
 
 

@@ -19,9 +19,9 @@ from typing import Any
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import numbers_in
-from mcpagent.reward.text.amounts import amounts
+from mcpagent.reward.text.amounts import amounts, with_first_day
 from mcpagent.reward.text.canonical import canonical
-from mcpagent.reward.text.moments import moments
+from mcpagent.reward.text.moments import agree, moments
 from mcpagent.reward.text.phrasing import AnswerContext, has_words, plain, tokens, without_markup
 from mcpagent.reward.text.words import WORDS, pattern
 
@@ -78,6 +78,7 @@ def abstention_holds(
     `line`, which is a part of `answer`, that line says so: "none", or what is asked for."""
     text = without_markup(answer).replace("’", "'").replace("e.g.", "such as")
     limit = (check.model_extra or {}).get("max_words", MAX_ABSTENTION_WORDS)
+    text = _without_shown_dates(text, context)
     if _POLAR.search(context.said) and check.value != "replies":
         text, line = _NO.sub("", text), None if line is None else _NO.sub("", line)  # "No" is an answer
     if line is not None and not _gives_none(line, check):
@@ -104,6 +105,16 @@ def abstention_holds(
 
 def _sources(context: AnswerContext) -> str:
     return "\n".join([context.said, context.offered, *(result.content for result in context.results)])
+
+
+def _without_shown_dates(text: str, context: AnswerContext) -> str:
+    """A text without the dates that agree with one that was said or shown."""
+    shown = moments(canonical(_sources(context)))
+    for moment in reversed(moments(text)):
+        if any(agree(moment, other) for other in shown):
+            start, end = with_first_day(text, moment)
+            text = text[:start] + text[end:]
+    return text
 
 
 def _gives_none(line: str, check: AnswerCheck) -> bool:

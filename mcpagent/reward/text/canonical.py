@@ -28,6 +28,7 @@ _LINK = re.compile(r"\[([^\]\n]+)\]\((?:mailto:)?([^()\s]+)\)|<((?:https?:|mailt
 _POWER = re.compile(r"(\d(?:\.\d+)?)\s?[×x*·]\s?10\s?(?:\^\s?\{?\s?([-+−]?\d+)\}?|([⁻⁺]?[⁰¹²³⁴-⁹]+))")
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _VULGAR = re.compile(r"(\d*)\s?([¼½¾⅓⅔⅛])")
+_MIXED = re.compile(r"(?<![\d/.])(\d+) ([1-9])/([248])(?![\d/])")  # 12 3/4
 _QUOTES = str.maketrans(
     {
         "’": "'",
@@ -55,7 +56,7 @@ _LONG_UNIT = re.compile("|".join(f"({pattern})" for pattern in WORDS["long_units
 _LONG_UNIT_STARTS = tuple(WORDS["long_unit_starts"])  # one of them is in what has a long unit: quick to see
 _HALVES = {"half": 0.5, "quarter": 0.25, "three quarter": 0.75, "3 quarter": 0.75}
 _AND_A_HALF = re.compile(
-    r"\b(an?|one|\d+)((?: [a-z]+)?) and (?:an? )?(half|(?:(?:three|3) )?quarter)s?\b", re.IGNORECASE
+    r"\b(an?|one|\d+)((?: [a-z]+)?) and (?:an? )?(half|(?:(?:three|3)[ -])?quarter)s?\b", re.IGNORECASE
 )
 _COINS = re.compile(r"\b(\d+) (euros?|dollars?|pounds?|francs?) (\d\d)\b(?! ?[c¢p%])", re.IGNORECASE)
 _CLOCK, _PART_OF_DAY = pattern("clock"), pattern("part_of_day")
@@ -98,6 +99,7 @@ def canonical(text: str) -> str:
         text = _VULGAR.sub(lambda m: f"{float(m[1] or 0) + unicodedata.numeric(m[2]):.4g}", text)
         text = unicodedata.normalize("NFKC", text.translate(_QUOTES))
         text = "".join(map(_plain_character, text))
+    text = _MIXED.sub(lambda m: f"{int(m[1]) + int(m[2]) / int(m[3]):.4g}", text)
     text = _AND.sub("and", _LINK.sub(_link, _MARKS.sub("", text)))
     text = _DOTTED.sub(
         lambda m: w if (w := m[0].replace(".", "").replace(" ", "")).lower() in LEGAL else m[0], text
@@ -155,7 +157,7 @@ def _long_unit(match: re.Match[str]) -> str:
 
 def _with_half(match: re.Match[str]) -> str:
     whole = int(match[1]) if match[1].isdigit() else 1
-    return f"{whole + _HALVES[match[3].lower()]:g}{match[2]}"
+    return f"{whole + _HALVES[match[3].lower().replace('-', ' ')]:g}{match[2]}"
 
 
 def _clock(match: re.Match[str]) -> str:

@@ -194,7 +194,7 @@ def _tells(texts: Sequence[str], remark: str, heard: Set[str], seen: Set[str]) -
         near = 0.5 * 10.0**-amount.decimals
         if not any(
             abs(amount.number - shown.number) <= near * bool(amount.decimals) for shown in amounts(told)
-        ) and not any(is_conversion(amount, clock) for clock in clocks(told)):
+        ) and not any(is_conversion(amount, other) for other in (*clocks(told), *amounts(told))):
             return False
         rest = blanked(rest, [amount.span], " ")
     of_record = words(told)

@@ -25,6 +25,7 @@ _FILE = re.compile(r"\w+[^\s\w]\w")  # a.txt has no article
 _APART = re.compile(r"(?<=\d)[,;](?=\s*v?\d)")
 _OPERATOR, _FORMULA = re.compile(r"[-+*/=<>]"), re.compile(r"[\w)] ?[+*^=] ?[\w(]")
 _GENITIVE = re.compile(r"(.+) of (.+)")
+_DOTTED = re.compile(r"[a-z]+(?:[._](?:in|on|at|of|with|and|but|the|is))")  # returns.in is not returns.out
 _EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
 _LEADING_MARKS = re.compile(r"[^\w\s]+(?=\w)")
 _BETWEEN_WORDS = frozenset(
@@ -56,7 +57,7 @@ def name_spans(value: str, text: str) -> list[Span]:
     """Return where canonical `text` has a name: its words in order, whatever stands between them, letter case
     and diacritics apart. "Tom Weiss" is tom.weiss, "Fire and Flying" is "Fire, Flying", and a title, a legal
     form or the order of a person's names is not a part of it."""
-    if not _tokens(value) or _EMAIL.fullmatch(value):  # a path such as "/"
+    if not _tokens(value) or _EMAIL.fullmatch(value) or _DOTTED.fullmatch(value):  # and a path such as "/"
         exact = rf"(?<![\w/.\0-]){re.escape(value)}(?![\w/\0-]|\.\w)"
         return [m.span() for m in re.finditer(exact, text, re.IGNORECASE)]
     spans: list[Span] = []

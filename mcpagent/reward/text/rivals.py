@@ -78,6 +78,7 @@ _LACKS = re.compile(r"\0 (?:has|have|had|with) no(?:body)?\b")  # "which is free
 _IDENTIFIER = re.compile(r"\s*(?=\w*[\d_])\w*[a-z]\w*[.\s]*")  # ppc64le, due_on
 _NAMED = frozenset(("named", "called"))
 _YEAR = re.compile(r"\b(?:in|during|for) (?:19|20)\d\d\b(?![-/.,]\d)", re.IGNORECASE)
+_OF_YEAR = re.compile(r"\b(?:in|during|for|of) (?:Q[1-4] )?$")
 _PER_THING = re.compile(r" per (?!hour|day|night|week|month|quarter|year)[a-z]+")
 _CLEFT = re.compile(r"\W*it(?:'s| is| was) the (?=[^.;]* (?:that|which|who)\b)", re.IGNORECASE)
 _DIFFERS = re.compile(
@@ -425,6 +426,7 @@ def rival_amounts(
         and not (amount.unit not in (None, "pieces", "%") and is_count)
         and not (amount.unit is None and units and _NOUN.match(text, amount.end))
         and not (right and _PER_THING.match(text, amount.end))
+        and not (1900 < amount.number < 2100 and _OF_YEAR.search(text[: amount.start]))
         and not (
             any(start <= amount.start < end for start, end in remarks)
             and (amount.unit is None or not units or is_shown_beside(amount, [], context))

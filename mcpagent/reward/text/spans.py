@@ -115,6 +115,9 @@ def _is_unheard(thing: re.Match[str], check: AnswerCheck, context: AnswerContext
     told = " ".join(result.content for result in context.results).replace("_", " ")
     if re.match(".*".join(thing[0].split()[0]), str(check.unit)):
         return False  # "btls" of bottles
+    head = str(check.unit).partition("/")[0]
+    if head.isalpha() and re.match(".*".join(head), thing[0].strip()):
+        return False  # messages of msg/s
     return stems(thing[0]).isdisjoint(stems(f"{check.unit} {context.said} {told}"))
 
 
