@@ -24,6 +24,13 @@ _HOUSE_LAST = re.compile(r"([A-ZÀ-Þ]\D+) (\d+[a-z]?),(.+)")  # Rue Vautier 27,
 _FILE = re.compile(r"\w+[^\s\w]\w")  # a.txt has no article
 _APART = re.compile(r"(?<=\d)[,;](?=\s*v?\d)")
 _OPERATOR, _FORMULA = re.compile(r"[-+*/=<>]"), re.compile(r"[\w)] ?[+*^=] ?[\w(]")
+# Two parts that are also said the other way round.
+_SWAPPED = (
+    re.compile(r"([^()]+) \(([^()\d]+)\)"),  # wheelbarrow (red)
+    re.compile(r"([^,]+ [^,]+), ([^,]+ [^,]+)"),  # Old Hall, room 2: room 2 of the Old Hall
+    re.compile(r"([a-z ]+) (?:in|for|of|with|at|on) ([a-z ]+)"),  # shower in compartment
+    re.compile(r"([a-z ]+) ([A-Z]+-?\d+)"),  # derailleur hanger PH-17
+)
 _GENITIVE = re.compile(r"(.+) of (.+)")
 _DOTTED = re.compile(r"[a-z]+(?:[._](?:in|on|at|of|with|and|but|the|is))")  # returns.in is not returns.out
 _EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
@@ -136,18 +143,12 @@ def _bare_name(tokens: list[str], value: str) -> list[str]:
 
 
 def _rotations(tokens: list[str], value: str) -> Iterator[str]:
-    """A person's names with the last ones first, a thing with its measure or its code first, and a place in
-    a place before that."""
+    """A person's names with the last ones first, a thing with its measure first, and what is `_SWAPPED`."""
     bare = _bare_name(tokens, value)
     is_made = len(bare) == 2 and value[:1].isupper() and re.search(r"\d", bare[1])  # QA23 (Lalvin)
-    if told := re.fullmatch(r"([^()]+) \(([^()\d]+)\)", value):  # the red wheelbarrow of wheelbarrow (red)
-        yield _put_together(map(american, [*words(told[2]), *words(told[1])]))
-    if place := re.fullmatch(r"([^,]+ [^,]+), ([^,]+ [^,]+)", value):  # room 2 of the Old Hall
-        yield _put_together(map(american, [*words(place[2]), *words(place[1])]))
-    if within := re.fullmatch(r"([a-z ]+) (?:in|for|of|with|at|on) ([a-z ]+)", value):  # in-room shower
-        yield _put_together(map(american, [*words(within[2]), *words(within[1])]))
-    if coded := re.fullmatch(r"([a-z ]+) ([A-Z]+-?\d+)", value):
-        yield _put_together(map(american, [*words(coded[2]), *words(coded[1])]))
+    for pattern in _SWAPPED:
+        if parts := pattern.fullmatch(value):
+            yield _put_together(map(american, [*words(parts[2]), *words(parts[1])]))
     is_person = is_made or (
         2 <= len(bare) <= 4 and value[:1].isupper() and all(word.isalpha() for word in bare)
     )

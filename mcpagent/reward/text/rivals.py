@@ -321,10 +321,10 @@ def _has_named(content: str, named: tuple[str, ...], *, is_name: bool) -> bool:
 
 def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) -> bool:
     """Whether a clause says something of a shown record that has none of the facts: it has a verb, and
-    several values of that record."""
-    told, text = words(clause), canonical(clause)
+    several values of that record; or it is of another line."""
     if cleft := _CLEFT.match(clause):  # "it's the battery that is out of warranty"
-        told, text = words(clause[cleft.end() :]), canonical(clause[cleft.end() :])
+        clause = clause[cleft.end() :]
+    told, text = words(clause), canonical(clause)
     if told[:1] and told[0] in _PRONOUNS:
         return False
     has_verb = any(FUNCTION_WORDS.get(word) == "c" for word in told)
@@ -364,10 +364,8 @@ def _is_of_other_line(text: str, facts: tuple[str, ...], context: AnswerContext,
         words_of_facts = frozenset[str]().union(*map(_stems, of_facts))
         for line in others:
             shared = {word for word in told & _stems(line) - words_of_facts if word[:1].isalpha()}
-            is_said = has_verb
-            if numbers:
-                is_said = not numbers.isdisjoint(abs(amount.number) for amount in amounts(line))
-            if shared and is_said:
+            same = {abs(amount.number) for amount in amounts(line)} & numbers
+            if shared and (same if numbers else has_verb):
                 return True
     return False
 
