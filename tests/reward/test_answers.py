@@ -44,6 +44,7 @@ tests of the last ones say how much is left:
     thirtyeighth       9     1    12    1.5    the same; scaled units, file names, formulas, compass points
     thirtyninth        2.5   1    11    0.4    after these two; signs, tebibytes, brackets, limits, May
     fortieth           3     0.4   9    1      after the thirtyninth; dotted names, mixed fractions, dates
+    fortyfirst         5     0     9    1      after the fortieth; pairs turned round, "no" of another thing
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -143,6 +144,7 @@ KNOWN = {
     "thirtyeighth": ((6, 0), (12, 0)),
     "thirtyninth": ((3, 0), (21, 0)),
     "fortieth": ((3, 0), (17, 2)),
+    "fortyfirst": ((3, 0), (19, 0)),
 }
 
 

@@ -21,6 +21,7 @@ from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import numbers_in
 from mcpagent.reward.text.amounts import amounts, with_first_day
 from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.grammar import blanked
 from mcpagent.reward.text.moments import agree, moments
 from mcpagent.reward.text.phrasing import AnswerContext, has_words, plain, tokens, without_markup
 from mcpagent.reward.text.words import WORDS, pattern
@@ -128,8 +129,10 @@ def _gives_none(line: str, check: AnswerCheck) -> bool:
 def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     """A number, a name or a deed that comes from nowhere."""
     sources = _sources(context)
-    given = {*numbers_in(sources), *numbers_in(canonical(sources))}
-    given |= {moment.readings[0].year for moment in moments(canonical(sources))}
+    shown = canonical(sources)
+    dates = moments(shown)  # parts of which are no numbers
+    undated = blanked(shown, [(moment.start, moment.end) for moment in dates], " ")
+    given = {*numbers_in(undated), *(moment.readings[0].year for moment in dates)}
     told = canonical(_ENUMERATOR.sub(" ", _without_advice(text)))
     if any(
         a.number not in given and (a.number > _SMALL or a.unit or re.search(rf"\b{a.number}\b", text))

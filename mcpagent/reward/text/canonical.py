@@ -68,6 +68,7 @@ _NUMERO = re.compile(
     r"\bno\.? ?(?=#?\d)|\bno\. ?(?=(?:[A-Z]+-)+\d)|(?<=[a-z] )no(?: is|:) (?=[A-Z]*[-/ ]?\d)|(?<!\w)#(?=\d)",
     re.IGNORECASE,
 )
+_ISO_WEEK, _DAY_LATER = re.compile(r"\b\d{4}-W(?=[0-5]\d\b)"), re.compile(r"\(\+1 ?d(?:ay)?\)")
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
 _MINUS_OUTSIDE = re.compile(r"(?<![\w-])-([A-Z]{3} ?|[₹¥] ?)(?=\d)")
 _GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:[ ']\d{3})+(?!\d)")
@@ -121,7 +122,7 @@ def canonical(text: str) -> str:
     text = _COINS.sub(r"\1.\3 \2", text)
     text = _PART_OF_DAY.sub(_on_the_clock, _CLOCK.sub(_clock, text))
     text = _DAYS_OF_MONTH.sub(_with_month, text)
-    text = _NUMERO.sub("number ", text)
+    text = _DAY_LATER.sub("(next day)", _ISO_WEEK.sub("week ", _NUMERO.sub("number ", text)))
     text = _MINUS_OUTSIDE.sub(r"\1-", text)
     text = _MINUS.sub("-", text)
     text = _GROUPS.sub(lambda m: re.sub(r"\D", "", m[0]), text)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.values import is_json_object
 from mcpagent.reward.text.amounts import ANY_UNITS, Units
+from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import blanked
 from mcpagent.reward.text.moments import Span
+from mcpagent.reward.text.names import words
 from mcpagent.reward.text.naming import part_spans, short, without_measure, worded_spans
 from mcpagent.reward.text.phrasing import AnswerContext
 from mcpagent.reward.text.reading import says, spans_of
 from mcpagent.reward.text.shown import shown_leaves
+from mcpagent.reward.text.vocabulary import SAFE, stem
 
 _LONG = 6  # words: what is longer is no name
 Mark = tuple[int, int, str, list[str]]
@@ -50,7 +54,7 @@ def _item_spans(
     if spans or not isinstance(item, str):
         return spans
     return part_spans(item, text, context) or (
-        without_measure(item, text, context) if item[:1].isupper() else []
+        without_measure(item, text, context) if item[:1].isupper() or item.endswith("%") else []
     )
 
 
@@ -68,7 +72,7 @@ def pair_spans(
     rest = text
     for thing in sorted(pairs, key=lambda name: -len(name)):
         of_thing = spans_of(short(thing, list(pairs)), rest) if not spans_of(thing, rest) else []
-        of_thing = of_thing or _item_spans(thing, rest, context, 0.0)
+        of_thing = of_thing or _item_spans(thing, rest, context, 0.0) or _initials(thing, list(pairs), rest)
         longer = [
             leaf
             for leaf in shown_leaves(context)
@@ -88,10 +92,32 @@ def pair_spans(
         marks += [(start, end, "value", owners) for start, end in of_value]
         rest = blanked(rest, of_value, "|")
     marks.sort(key=lambda mark: mark[:2])
+    if {mark[2] for mark in marks} == {"value"} and _is_turned_round(marks, text, context.said):
+        return None
     is_told = _belong_together(marks, list(pairs)) or _are_in_turn(marks, list(pairs), text)
     if not is_told and (with_last := _with_unsaid(marks, list(pairs), text)):
         is_told = _are_in_turn(with_last, list(pairs), text)
     return [mark[:2] for mark in marks] if is_told else None
+
+
+def _initials(thing: str, things: list[str], text: str) -> list[Span]:
+    """Where a text says a thing by its first letter, in front of a number: "W 98" of width."""
+    if not thing.isalpha() or sum(other.startswith(thing[0]) for other in things) > 1:
+        return []
+    return [m.span() for m in re.finditer(rf"\b{thing[0]}\b(?=[ :=]+\d)", text, re.IGNORECASE)]
+
+
+def _is_turned_round(marks: list[Mark], text: str, said: str) -> bool:
+    """Whether words of the question next to two values come in it the other way round: asked for cadmium and
+    lead, "lead is at 0.42, cadmium at 55.6" swaps them although neither is called as in the pairs."""
+    heard = [stem(word) for word in words(canonical(said)) if word not in SAFE]
+    places = {word: heard.index(word) for word in heard if heard.count(word) == 1}
+    edges = [0, *(match.end() for match in _CLAUSE.finditer(text)), len(text)]
+    told: list[set[int]] = []
+    for mark in marks:
+        start, end = max(e for e in edges if e <= mark[0]), min(e for e in edges if e > mark[0])
+        told.append({places[stem(w)] for w in words(text[start:end]) if stem(w) in places})
+    return any(one and other and max(other) < min(one) for one, other in pairwise(told))
 
 
 def _with_unsaid(marks: list[Mark], things: list[str], text: str) -> list[Mark]:

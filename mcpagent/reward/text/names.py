@@ -81,7 +81,8 @@ def name_spans(value: str, text: str) -> list[Span]:
         marks = _OPERATOR.findall(value)
         spans = [(a, b) for a, b in spans if _OPERATOR.findall(text[a:b]) == marks]
     if lead := _LEADING_MARKS.match(value):  # ">=0.9", "/etc"
-        spans = [(a - len(lead[0]) * text[:a].endswith(lead[0]), b) for a, b in spans]
+        marks = re.compile(rf"{re.escape(lead[0])} ?$")
+        spans = [(found.start() if (found := marks.search(text[:a])) else a, b) for a, b in spans]
     return _outermost(spans)
 
 
@@ -112,6 +113,8 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     if address := _HOUSE_LAST.fullmatch(value):
         street, house, place = map(words, address.groups())
         yield _put_together(map(american, [*house, *street, *place]))
+    if re.search(r"\d \d", value):  # DE 09 487
+        yield "".join(tokens)
     if of := _GENITIVE.fullmatch(value):  # Lear's daughters
         thing, owner = map(words, of.groups())
         yield _put_together(map(american, [*owner, "s", *thing]))

@@ -23,7 +23,7 @@ _NAME_BEFORE, _NAME_AFTER = (
     re.compile(r"(?:(?: d[aeiu]| d[eo]s| v[ao]n| de[nr]| la)*[ -]+(?:[A-Z][\w']*|\0))+"),
 )
 _CAPITALISED = re.compile(r"(?:[A-Z][^\W\d_]+ ){1,3}[A-Z][^\W\d_]+")
-_MEASURE = re.compile(r"(?<=[^\W\d_]{3}) (\d+(?:[.,]\d+)?) ?[a-zµ]{1,3}(?:/[a-z]{1,2}[²³23]?)?$")
+_MEASURE = re.compile(r"(?<=[^\W\d_]{3}) (\d+(?:[.,]\d+)?) ?(?:%|[a-zµ]{1,3}(?:/[a-z]{1,2}[²³23]?)?)$")
 _NEXT_NUMBER = re.compile(r"[\s,]*(\d[\d.,]*)\s?([^\W\d_]*)")
 _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
 _COMPASS = re.compile(r"[NESW]|[NS][EW]|[NS][NS][EW]|[EW][NS][EW]")
@@ -176,7 +176,10 @@ def _is_person(name: str, said: str) -> bool:
 
 def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
     """Return where a text has a first or a family name alone, or initials ("UK"), if no other name that is
-    shown has them."""
+    shown has them, or the end of a path that the question calls so."""
+    place = name.rpartition("/")[2].replace("_", " ")
+    if place != name and spans_of(place, canonical(context.said)):  # Lagos of Africa/Lagos
+        return spans_of(place, text)
     initials = "".join(word[0] for word in name.split()) if _CAPITALISED.fullmatch(name) else ""
     if initials and (spans := [m.span() for m in re.finditer(rf"\b{initials}\b", text)]):
         others = (leaf for leaf in shown_leaves(context) if _CAPITALISED.fullmatch(leaf) and leaf != name)

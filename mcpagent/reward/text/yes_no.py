@@ -16,15 +16,28 @@ _UNTOLD = pattern("untold")
 _FLAG = re.compile(
     r"(?:\b(?:is|are|was|set to|says|shows)|[=:])\s*[\"']?(true|false|yes|no)\b", re.IGNORECASE
 )
-_NAMED = re.compile(r"(?: (?:(?:in|on|at|of|for|by|with|the) )*(?=\S*[A-Z\d])\S+)+\?$")  # ends a question
+_NAMED = re.compile(  # what ends a question: "in the Okonkwo matter yet"
+    r"(?: (?:(?:in|on|at|of|for|by|with|the) )*(?=\S*[A-Z\d])\S+)+\?$"
+    r"| (?:in|on|at|for|by|with) the (?=\S*[A-Z\d])\S+(?: [a-z]+){1,2}\?$"
+)
+_PART = re.compile(r"[,;] ")
+# "No changes were added"
+_NO_THING = re.compile(r"\W*no (?!such|way|longer|more|one|body)([^\W\d_]+)", re.IGNORECASE)
 _ELLIPSIS = re.compile(r"(?:n't|\bnot)\W*$", re.IGNORECASE)  # "The consignee isn't."
 _FILLER = WORDS["filler"]
 _YES = pattern("says_yes")
 _NO = pattern("says_no")
-_ON, _OFF = (
-    re.compile(rf"\b(?:{some})\b", re.IGNORECASE)
-    for some in (r"on(?= for| in| at|\W*$)|enabled|activated|active", "off|disabled|deactivated|inactive")
-)
+# What is said instead of "no" if the first one is asked.
+_OPPOSITES = [
+    (
+        re.compile(rf"\b(?:{asked})\b", re.IGNORECASE),
+        re.compile(rf"(n't |not )?\b(?:{told})\b", re.IGNORECASE),
+    )
+    for asked, told in (
+        (r"on(?= for| in| at|\W*$)|enabled|activated|active", "off|disabled|deactivated|inactive"),
+        ("pass(?:ed)?|succeed(?:ed)?|successful", "fail(?:ed|s|ure)?|unsuccessful"),
+    )
+]
 
 
 def polarity(text: str, said: str = "") -> bool | None:
@@ -40,8 +53,13 @@ def polarity(text: str, said: str = "") -> bool | None:
     ):
         return flag[1].casefold() in ("true", "yes")
     is_yes, is_no = _YES.search(text) is not None, _NO.search(text) is not None
+    if thing := _NO_THING.match(text):  # of which nothing was asked
+        is_no = thing[1].lower() in SAFE or stem(thing[1].lower()) in stems(said)
     other = r"\bno(?=\W*$|[.,;!])|\b(?:and|or|but) no\b" if is_yes else r"\byes\b"
-    if not (is_yes or is_no) and _ON.search(said) and _OFF.search(text) and not HEDGE.search(text):
+    opposites = [match for asked, told in _OPPOSITES if asked.search(said) and (match := told.search(text))]
+    if any(match[1] for match in opposites):  # "it didn't fail"
+        return True
+    if opposites and not (is_yes or is_no or HEDGE.search(text)):
         return False
     if is_yes is is_no or re.search(other, text, re.IGNORECASE):
         return _echoed(text, said) if not (is_yes or is_no) else None
@@ -64,4 +82,5 @@ def _echoed(text: str, said: str) -> bool | None:
     opposed = [word for word in told if word.startswith("un") and stem(word[2:]) in asked]
     is_echo = bool(opposed) or any(stem(word) in asked for word in told)
     is_echo |= bool(_ELLIPSIS.search(text)) and not stems(said).isdisjoint(map(stem, told))
-    return (len(NEGATED.findall(text)) + len(opposed)) % 2 == 0 if is_echo else None
+    echoes = [part for part in _PART.split(text) if any(stem(word) in asked for word in words(part))]
+    return (len(NEGATED.findall(" ".join(echoes) or text)) + len(opposed)) % 2 == 0 if is_echo else None
