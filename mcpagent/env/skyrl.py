@@ -28,7 +28,6 @@ from mcpagent.config.schema import RewardConfig, ToolsConfig
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.registry import ToolFormat
-from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
@@ -40,7 +39,6 @@ from mcpagent.reward.terms import load_reward
 from mcpagent.tools.setup import Tools, open_tools
 
 ENV_ID = "MCPToolEnv"
-EPISODE = "mcpagent_episode"  # the key of `extras` that `EpisodePlace` travels under
 
 
 class EnvConfig(Record):
@@ -82,16 +80,31 @@ class EnvConfig(Record):
             pinned=self.pinned,
         )
 
+    def limits(self, *, max_turns: int | None) -> EpisodeLimits:
+        """Return the limits of an episode; `max_turns` is the generator's."""
+        return EpisodeLimits(
+            max_turns=max_turns,
+            max_tool_calls=self.max_tool_calls,
+            timeout_s=self.episode_timeout_s,
+            message_limit_chars=self.message_limit_chars,
+        )
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EpisodePlace:
-    """Which attempt at which task an environment plays, for records of it. `renders` is True if the one
-    who drives the environment keeps control tokens out of texts itself."""
-
-    group_id: str
-    attempt: int
-    seed: int
-    renders: bool = False
+    @property
+    def reward(self) -> Reward:
+        """Return what grades an episode. Raises UserError."""
+        try:
+            section = RewardConfig(weights=self.reward_weights, terms=self.reward_terms)
+        except pydantic.ValidationError as error:
+            raise UserError(
+                "; ".join(describe(detail) for detail in error.errors()), where="env_config.reward_terms"
+            ) from None
+        if section.weightless:
+            raise UserError(
+                f"reward_weights names {', '.join(section.weightless)}, which is no term",
+                where="env_config.reward_weights",
+                remedy="name its function in reward_terms, or correct the name",
+            )
+        return load_reward(section)
 
 
 def register() -> None:
@@ -100,195 +113,98 @@ def register() -> None:
         skyrl_gym.register(id=ENV_ID, entry_point=f"{__name__}:MCPToolEnv")
 
 
-def start_servers(env_config: object = None) -> Tools:
-    """Start the servers that environments of this configuration share, if they are not running; they end
-    with the process. Raises UserError if one does not start."""
-    return _runtime(_parse_config(env_config)).tools
-
-
 class MCPToolEnv(BaseTextEnv):
-    """One episode of one dataset record. The whole reward is given at the last step.
-
-    `begin`, `take`, `finish` and `end` are the same for callers with an event loop: they run on the I/O
-    thread (`start_servers(...).io`) and block no other thread.
-    """
+    """One episode of one dataset record. The whole reward is given at the last step."""
 
     def __init__(self, env_config: object = None, extras: Mapping[str, Any] | None = None) -> None:
         """`extras` are the record's other columns; SkyRL adds its own `max_turns`. Raises UserError."""
         super().__init__()
-        self._config = _parse_config(env_config)
+        self._config = parse_config(env_config)
         self._extras = dict(extras or {})
-        self._place: EpisodePlace | None = self._extras.pop(EPISODE, None)
-        self._runtime: _Runtime | None = None
+        self._tools: Tools | None = None
         self._episode: Episode | None = None
         self._prompt: list[JsonObject] = []
         self._turns: list[Turn] = []
-        self._reward: float | None = None
-        self._terms: dict[str, float | None] = {}
+        self._graded: Trajectory | None = None
         self._errors: list[str] = []
-        self._counts = {"turns": 0, "tool_calls": 0, "tool_errors": 0, "parse_failures": 0, "searches": 0}
-
-    @property
-    def errors(self) -> tuple[str, ...]:
-        """Return what went wrong with the machinery, if anything did."""
-        return tuple(self._errors)
 
     def init(self, prompt: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
         """Return the prompt, and the offered schemas under `tools`. Raises UserError for a record that
         can't be run; servers that fail are reported by the first step."""
-        task = _task(prompt, self._extras)
-        self._runtime = _runtime(self._config)
-        return self._runtime.tools.io.run(self._begin(task))
+        task = task_of(prompt, self._extras)
+        self._tools = start_servers(self._config)
+        return self._tools.io.run(self._begin(task, self._tools))
 
-    async def begin(self, prompt: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """`init` on the I/O thread; `start_servers` comes before it."""
-        task = _task(prompt, self._extras)
-        self._runtime = _runtime(self._config)
-        return await self._begin(task)
-
-    async def _begin(self, task: Task) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        assert self._runtime is not None
-        limits = EpisodeLimits(
-            max_turns=self._extras.get("max_turns"),
-            max_tool_calls=self._config.max_tool_calls,
-            timeout_s=self._config.episode_timeout_s,
-            message_limit_chars=self._config.message_limit_chars,
-        )
+    async def _begin(self, task: Task, tools: Tools) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        limits = self._config.limits(max_turns=self._extras.get("max_turns"))
         search = discovery(self._config.section)
         self.max_turns = min(task.truth.max_turns, limits.max_turns or task.truth.max_turns)
         if search is not None:
             self.max_turns += search_turns(task)
-        place = self._place or EpisodePlace(group_id=task.id, attempt=0, seed=0)
         # Attempts at one task are different episodes, also for servers that keep a state for each.
-        name = f"{place.group_id}#{place.attempt}" if self._place else f"{task.id}#{uuid.uuid4().hex}"
-        self._place = place
         self._episode = Episode(
             task,
-            self._runtime.tools.pool,
+            tools.pool,
             limits=limits,
-            episode_id=name,
+            episode_id=f"{task.id}#{uuid.uuid4().hex}",
             tool_format=self._config.tool_format,
             discovery=search,
-            seed=derive_seed(place.seed, "user"),
-            reward=_reward(self._config),
+            reward=self._config.reward,
         )
         self._prompt = prompt_messages(task, limits.message_limit_chars)
-        messages = [self._shown(message) for message in self._prompt]
         try:
             start = await self._episode.start()
         except UserError:
             raise
         except Exception as error:  # noqa: BLE001 - boundary: one exception would abort every other episode
-            await self._fail(error)
-            return messages, {}
-        return messages, {"tools": [self._shown(schema) for schema in start.tool_schemas]}
+            await self._fail(self._episode, error)
+            return _unmarked(self._prompt), {}
+        return _unmarked(self._prompt), {"tools": _unmarked(start.tool_schemas)}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """Never raises: whatever fails ends the episode with reward 0.0 and `metadata["unscored"]`."""
-        if self._runtime is None:
-            return self._unscored()
-        return self._runtime.tools.io.run(self.take(Completion(text=action)))
-
-    async def take(
-        self, completion: Completion, *, added_token_ids: tuple[int, ...] = ()
-    ) -> BaseTextEnvStepOutput:
-        """`step` with what is known of the completion: a cut one ends the episode, its calls are not made.
-        `added_token_ids` is what the model saw since its last completion."""
         self.turns += 1
-        if self._episode is None or self._episode.done or self._errors:
+        if self._tools is None or self._episode is None or self._episode.done:
             return self._unscored()
+        return self._tools.io.run(self._take(self._episode, action))
+
+    async def _take(self, episode: Episode, action: str) -> BaseTextEnvStepOutput:
         started = time.perf_counter()
         try:
-            output = await self._episode.step(completion.text, finish=completion.finish_reason)
+            output = await episode.step(action)
             wall_s = time.perf_counter() - started
-            self._turns.append(
-                output.as_turn(len(self._turns), completion, added_token_ids=added_token_ids, wall_s=wall_s)
-            )
-            self._count(output)
+            self._turns.append(output.as_turn(len(self._turns), Completion(text=action), wall_s=wall_s))
             if not output.done:
-                return self._output(output, reward=0.0, metadata={"unscored": False})
-            trajectory = await self.trajectory()
+                return _step_output(output, reward=0.0, metadata={"unscored": False})
+            graded = await episode.trajectory(
+                self._turns, prompt=self._prompt, group_id=episode.task.id, attempt=0, seed=0
+            )
         except Exception as error:  # noqa: BLE001 - boundary: one exception would abort every other episode
-            await self._fail(error)
+            await self._fail(episode, error)
             return self._unscored()
+        self._graded, self._errors = graded, list(graded.errors)
         metadata = {
-            "unscored": trajectory.reward is None,
+            "unscored": graded.reward is None,
             "stop_reason": str(output.stop_reason),
-            "terms": dict(self._terms),
-            "errors": list(self._errors),
+            "terms": {term.name: term.value for term in graded.reward_terms},
+            "errors": list(graded.errors),
         }
-        return self._output(output, reward=trajectory.reward or 0.0, metadata=metadata)
+        return _step_output(output, reward=graded.reward or 0.0, metadata=metadata)
 
-    async def finish(self, reason: StopReason) -> None:
-        """End the episode from outside, as when the context leaves no room for another turn."""
-        if self._episode is not None and not self._errors:
-            try:
-                await self._episode.finish(reason)
-                await self.trajectory()
-            except Exception as error:  # noqa: BLE001 - boundary: as in `take`
-                await self._fail(error)
-
-    async def trajectory(self) -> Trajectory:
-        """Return the record of the ended episode, with its reward. Needs an episode that has begun."""
-        assert self._episode is not None and self._place is not None
-        trajectory = await self._episode.trajectory(
-            self._turns,
-            prompt=self._prompt,
-            group_id=self._place.group_id,
-            attempt=self._place.attempt,
-            seed=self._place.seed,
-        )
-        self._terms = {term.name: term.value for term in trajectory.reward_terms}
-        self._reward = trajectory.reward
-        self._errors = list(trajectory.errors)
-        return trajectory
-
-    async def _fail(self, error: Exception) -> None:
+    async def _fail(self, episode: Episode, error: Exception) -> None:
         """The episode has failed, and stays unscored."""
-        assert self._episode is not None
         text = str(error) if isinstance(error, EpisodeError) else f"{type(error).__name__}: {error}"
         self._errors.append(text)
-        await self._episode.finish(StopReason.FAILED, error=text)
+        await episode.finish(StopReason.FAILED, error=text)
 
     def close(self) -> None:
         """End the episode's own server instances."""
-        if self._runtime is not None:
-            self._runtime.tools.io.run(self.end())
-
-    async def end(self) -> None:
-        """`close` on the I/O thread."""
-        if self._episode is not None:
-            await self._episode.close()
+        if self._tools is not None and self._episode is not None:
+            self._tools.io.run(self._episode.close())
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return numbers of the episode: counts, reward terms that ran, and whether it was scored."""
-        scored = self._reward is not None
-        terms = {name: value for name, value in self._terms.items() if value is not None}
-        # A mean over episodes has those alone that report the number: `success` that of the scored ones.
-        success = {"success_all": terms.get("success", 0.0) if scored else 0.0}
-        return {**self._counts, **terms, **success, "unscored": float(not scored)}
-
-    def _count(self, output: StepOutput) -> None:
-        self._counts["turns"] += 1
-        results = [result for result in output.tool_results if not result.is_search]
-        self._counts["tool_calls"] += len(results)
-        self._counts["searches"] += len(output.tool_results) - len(results)
-        self._counts["tool_errors"] += sum(result.is_error for result in results)
-        self._counts["parse_failures"] += len(output.parse_failures)
-
-    def _shown(self, value: Any) -> Any:
-        return value if self._place is not None and self._place.renders else _unmarked(value)
-
-    def _output(
-        self, output: StepOutput, *, reward: float, metadata: dict[str, Any]
-    ) -> BaseTextEnvStepOutput:
-        return BaseTextEnvStepOutput(
-            observations=[self._shown(message) for message in output.observations],
-            reward=reward,
-            done=output.done,
-            metadata=metadata,
-            postprocessed_action=None,
-        )
+        """Return the numbers of the episode so far."""
+        return episode_metrics(self._turns, self._graded)
 
     def _unscored(self) -> BaseTextEnvStepOutput:
         errors = self._errors or ["step was called before init, or after the end"]
@@ -306,13 +222,13 @@ class MCPToolGroup(ToolGroup):
     text of the result. A session of its own; close it."""
 
     def __init__(self, env_config: object = None, *, name: str = "mcp") -> None:
-        self._runtime = _runtime(_parse_config(env_config))
-        self._session = self._runtime.tools.pool.session()
+        self._tools = start_servers(parse_config(env_config))
+        self._session = self._tools.pool.session()
         self._made = 0
         super().__init__(name)
 
     def _register_tools(self) -> None:
-        for name, spec in self._runtime.tools.pool.tools.items():
+        for name, spec in self._tools.pool.tools.items():
             self._tool_registry[name] = self._tool(spec)
 
     def _tool(self, spec: ToolSpec) -> Callable[[JsonObject], str]:
@@ -321,58 +237,63 @@ class MCPToolGroup(ToolGroup):
             tool_call = ToolCall(
                 id=f"c{self._made}", server=spec.server, tool=spec.name, arguments=dict(arguments)
             )
-            return self._runtime.tools.io.run(self._session.call(tool_call)).content
+            return self._tools.io.run(self._session.call(tool_call)).content
 
         return call
 
     def close(self) -> None:
         """Close the session; the servers keep running for the other environments of this process."""
-        self._runtime.tools.io.run(self._session.close())
+        self._tools.io.run(self._session.close())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Runtime:
-    """The started servers that all environments of this process with one configuration share."""
+def _step_output(output: StepOutput, *, reward: float, metadata: dict[str, Any]) -> BaseTextEnvStepOutput:
+    return BaseTextEnvStepOutput(
+        observations=_unmarked(output.observations),
+        reward=reward,
+        done=output.done,
+        metadata=metadata,
+        postprocessed_action=None,
+    )
 
-    tools: Tools
-    close: Callable[[], None]
+
+def episode_metrics(turns: Sequence[Turn], graded: Trajectory | None) -> dict[str, Any]:
+    """Return numbers of an episode: counts, reward terms that ran, and whether it was scored. `graded` None:
+    it has no grade."""
+    results = [result for turn in turns for result in turn.tool_results]
+    called = [result for result in results if not result.is_search]
+    terms = {} if graded is None else {t.name: t.value for t in graded.reward_terms if t.value is not None}
+    is_scored = graded is not None and graded.reward is not None
+    return {
+        "turns": len(turns),
+        "tool_calls": len(called),
+        "tool_errors": sum(result.is_error for result in called),
+        "parse_failures": sum(len(turn.parse_failures) for turn in turns),
+        "searches": len(results) - len(called),
+        **terms,
+        # A mean over episodes has those alone that report the number: `success` that of the scored ones.
+        "success_all": terms.get("success", 0.0) if is_scored else 0.0,
+        "unscored": float(not is_scored),
+    }
 
 
-_runtimes: dict[str, _Runtime] = {}
+_started: dict[str, Tools] = {}
 _starting = threading.Lock()
 
 
-def _runtime(config: EnvConfig) -> _Runtime:
-    """Started at first use, ended with the process. Raises UserError if a server does not start."""
+def start_servers(config: EnvConfig) -> Tools:
+    """Start the servers that environments of this configuration share, if they are not running; they end
+    with the process. Raises UserError if one does not start."""
     key = config.section.model_dump_json()
     with _starting:
-        if key not in _runtimes:
+        if key not in _started:
             stack = ExitStack()
             log_dir = None if config.log_dir is None else Path(config.log_dir)
-            runtime = _Runtime(stack.enter_context(open_tools(config.section, log_dir=log_dir)), stack.close)
-            atexit.register(runtime.close)
-            _runtimes[key] = runtime
-        return _runtimes[key]
+            _started[key] = stack.enter_context(open_tools(config.section, log_dir=log_dir))
+            atexit.register(stack.close)
+        return _started[key]
 
 
-def _reward(config: EnvConfig) -> Reward:
-    """Raises UserError."""
-    try:
-        section = RewardConfig(weights=config.reward_weights, terms=config.reward_terms)
-    except pydantic.ValidationError as error:
-        raise UserError(
-            "; ".join(describe(detail) for detail in error.errors()), where="env_config.reward_terms"
-        ) from None
-    if section.weightless:
-        raise UserError(
-            f"reward_weights names {', '.join(section.weightless)}, which is no term",
-            where="env_config.reward_weights",
-            remedy="name its function in reward_terms, or correct the name",
-        )
-    return load_reward(section)
-
-
-def _parse_config(env_config: object) -> EnvConfig:
+def parse_config(env_config: object) -> EnvConfig:
     """SkyRL hands over a dict, an OmegaConf mapping or a dataclass. Raises UserError."""
     if dataclasses.is_dataclass(env_config) and not isinstance(env_config, type):
         env_config = dataclasses.asdict(env_config)
@@ -393,7 +314,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if is_list else value
 
 
-def _task(prompt: Sequence[Mapping[str, str]], extras: Mapping[str, Any]) -> Task:
+def task_of(prompt: Sequence[Mapping[str, str]], extras: Mapping[str, Any]) -> Task:
     """Return the record that SkyRL took apart. A parquet file stores the ground truth as JSON text, or
     fills missing keys with nulls. Raises UserError."""
     reward_spec = dict(extras.get("reward_spec") or {})

@@ -13,7 +13,7 @@ import pytest
 from skyrl.train.utils.trainer_utils import validate_generator_output
 
 from mcpagent.core.trajectory import StopReason
-from mcpagent.env.skyrl import start_servers
+from mcpagent.env.skyrl import EnvConfig, parse_config, start_servers
 from mcpagent.errors import RunError
 from mcpagent.run.rollout import count_nonces
 from tests.skyrl.world import (
@@ -48,7 +48,7 @@ def test_sixteen_episodes_make_three_real_calls_each_and_leave_nothing_open(tmp_
     assert len({t.id for t in played}) == 16
     assert engine.open_now == set() and engine.finished == 16
     # And one each by the environment, which reads the channel to grade.
-    assert start_servers(tools).pool.metrics().calls == 48 + 16
+    assert start_servers(parse_config(tools)).pool.metrics().calls == 48 + 16
 
 
 def test_two_hundred_at_once_with_four_threads() -> None:
@@ -88,7 +88,7 @@ def test_injected_faults_end_as_masked_and_their_siblings_go_on() -> None:
 
 def test_a_server_that_dies_in_the_middle_masks_the_episodes_that_lost_a_call(tmp_path: Path) -> None:
     tools = {"tools": {"servers": stdio_servers(tmp_path, sys.executable), "retry": 0, "timeout_s": 60.0}}
-    start_servers(tools)
+    start_servers(parse_config(tools))
     killed: list[int] = []
 
     def kill(session: str, turn: int) -> None:
@@ -155,7 +155,6 @@ def test_the_tokens_are_those_of_the_same_episode_without_skyrl() -> None:
     """The native loop with the same completions renders the same contexts."""
     from mcpagent.core.tasks import Task
     from mcpagent.core.trajectory import Completion
-    from mcpagent.env.skyrl import start_servers
     from mcpagent.env.tool_format import open_renderer
     from mcpagent.policy.contract import Sampling
     from mcpagent.rollout.collector import AgentSettings, attempts, collect
@@ -172,7 +171,7 @@ def test_the_tokens_are_those_of_the_same_episode_without_skyrl() -> None:
 
         async def release(self, episode_id: str) -> None: ...
 
-    tools = start_servers({})
+    tools = start_servers(EnvConfig())
     (native,) = tools.io.run(
         collect(
             list(attempts([Task.model_validate(RECORD)], per_task=1, seed=0)),

@@ -6,21 +6,23 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
-import skyrl_gym
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator, TrajectoryOutput
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.trajectory import Completion, FinishReason, StopReason, Trajectory
 from mcpagent.engines.skyrl.credit import CUT, FAILED
-from mcpagent.env.skyrl import ENV_ID, EPISODE, EpisodePlace, MCPToolEnv, start_servers
+from mcpagent.env.offer import discovery
+from mcpagent.env.skyrl import ENV_ID, EnvConfig, episode_metrics, parse_config, start_servers, task_of
 from mcpagent.errors import EpisodeError, RunError
 from mcpagent.models.tokens import Renderer
-from mcpagent.tools.setup import Tools
+from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
+from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
+from mcpagent.train.batch.samples import sample_from_trajectory
 from mcpagent.train.grpo import success_rate_of_all
 from mcpagent.train.objective.advantages import apply_penalty
 
@@ -31,7 +33,7 @@ MAX_FAILED_SHARE = 0.5  # of the episodes of a batch; past it the run ends
 
 
 class MCPGenerator(SkyRLGymGenerator):
-    """SkyRL's generator, whose episodes are those of `MCPToolEnv` token by token as they are without SkyRL.
+    """SkyRL's generator, whose episodes are played as they are without SkyRL (`rollout.collector`).
 
     At most `max_open` episodes are open at once, on no thread of their own. One that fails is masked, and not
     a reward of 0; past `max_failed_share` of a batch the run ends. `played` are the episodes of the batches
@@ -55,7 +57,7 @@ class MCPGenerator(SkyRLGymGenerator):
         self.penalty_active = False
         self.played: dict[str, list[Trajectory]] = {"train": [], "eval": []}
         self._slots = asyncio.Semaphore(max_open)
-        self._label, self._tools = "", None
+        self._label, self._environment = "", EnvConfig()
         self._errors: list[str] = []
 
     async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> Any:
@@ -64,9 +66,8 @@ class MCPGenerator(SkyRLGymGenerator):
         phase = "train" if metadata is None else metadata.training_phase
         self._label = f"{phase}-{0 if metadata is None else metadata.global_step or 0}"
         self._slots, self._errors = asyncio.Semaphore(self._max_open), []
-        # Servers start before a loop depends on it.
-        environment = getattr(self.skyrl_gym_cfg, ENV_ID, {})
-        self._tools = await asyncio.to_thread(start_servers, environment)
+        self._environment = parse_config(getattr(self.skyrl_gym_cfg, ENV_ID, {}))
+        await asyncio.to_thread(start_servers, self._environment)  # before a loop depends on them
         output = await super().generate(input_batch, disable_tqdm)
         trajectories = [metrics.pop("trajectory", None) for metrics in output["env_metrics"]]
         self._check_failed(output["stop_reasons"])
@@ -105,165 +106,122 @@ class MCPGenerator(SkyRLGymGenerator):
         """One episode: what the model saw and wrote, its reward on its last token."""
         begun = time.monotonic()
         session = uuid.uuid4().hex if trajectory_id is None else trajectory_id.to_string()
+        instance = session if trajectory_id is None else trajectory_id.instance_id
+        number = 0 if trajectory_id is None else trajectory_id.repetition_id
         params = sampling_params or get_sampling_params_for_backend(
             self.generator_cfg.inference_engine.backend, self.generator_cfg.sampling_params
         )
-        play = _Play(max_context=max_input_length + max_tokens, max_tokens=max_tokens)
-        env: MCPToolEnv | None = None
+        max_context = max_input_length + max_tokens
+        policy = _SessionPolicy(
+            asyncio.get_running_loop(),
+            partial(self.inference_engine_client.generate, model=self.policy_model_name),
+            {
+                "session_ids": [session],
+                "sampling_params": {**params, "stop_token_ids": sorted(self._renderer.stop_ids)},
+                "cache_salt": cache_salt,
+                "routed_experts_prompt_starts": None,
+                "return_sample_support": False,
+            },
+            decode=self._renderer.decode,
+            max_context=max_context,
+        )
+        environment = self._environment
+        settings = AgentSettings(
+            sampling=Sampling(max_new_tokens=max_tokens),
+            limits=environment.limits(max_turns=self.max_turns),
+            max_context_tokens=max_context,
+            discovery=discovery(environment.section),
+            reward=environment.reward,
+        )
+        trajectory: Trajectory | None = None
         async with self._slots:
             try:
-                env = self._made(env_class, env_extras, session, trajectory_id)
-                ask = self._asking(session, params, cache_salt)
-                await self._play(env, prompt, play, ask)
-                trajectory = await self._on_tools(env.trajectory())
-                errors = list(trajectory.errors)
+                attempt = Attempt(
+                    task=task_of(prompt, env_extras),
+                    attempt=number,
+                    group_id=f"{self._label}/{instance}",
+                    seed=derive_seed(self._seed, "rollout", self._label, instance, number),
+                )
+                tools = start_servers(environment)
+                playing = run_attempt(
+                    attempt, policy=policy, tools=tools.pool, settings=settings, renderer=self._renderer
+                )
+                trajectory = await asyncio.wrap_future(tools.io.submit(playing))
             except Exception as error:  # noqa: BLE001 - boundary: one exception would end the whole batch
-                errors = [f"{type(error).__name__}: {error}"]
-                trajectory = None
+                self._errors.append(f"{type(error).__name__}: {error}")
             finally:
-                if env is not None:
-                    await self._on_tools(env.end())
                 await self.inference_engine_client.finish_session(session)
-        metrics = {} if env is None else env.get_metrics()
-        reward, stop_reason = 0.0, FAILED
-        if trajectory is None or trajectory.reward is None:
-            self._errors.append(errors[0] if errors else "no reward could be computed")
-            metrics |= {"unscored": 1.0, "success_all": 0.0}
-        else:
-            reward, stop_reason = trajectory.reward, _stop_reason(trajectory)
-        return play.output(
-            reward=reward,
-            metrics={**metrics, "trajectory": trajectory},
-            stop_reason=stop_reason,
-            eos=self.tokenizer.eos_token_id,
-            seconds=time.monotonic() - begun,
+        if trajectory is not None and trajectory.reward is None:
+            self._errors += trajectory.errors[:1] or ["no reward could be computed"]
+        output = _output(trajectory, eos=self.tokenizer.eos_token_id)
+        output.e2e_time = time.monotonic() - begun
+        return output
+
+
+class _SessionPolicy(Policy):
+    """SkyRL's inference engines as the policy of one episode. They are asked on the `loop` that they live on;
+    a completion ends with the context at the latest."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        generate: Callable[[dict[str, Any]], Coroutine[Any, Any, Any]],
+        request: dict[str, Any],
+        *,
+        decode: Callable[[Sequence[int]], str],
+        max_context: int,
+    ) -> None:
+        self._loop, self._generate, self._request = loop, generate, request
+        self._decode, self._max_context = decode, max_context
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """One completion for each request. Raises EpisodeError if an engine gave no whole one."""
+        return [await self._completion(request) for request in requests]
+
+    async def release(self, episode_id: str) -> None:
+        """The generator ends the session."""
+
+    async def _completion(self, request: CompletionRequest) -> Completion:
+        room = min(request.sampling.max_new_tokens, self._max_context - len(request.token_ids))
+        sampling = {**self._request["sampling_params"], "max_tokens": room}
+        asked = {
+            **self._request,
+            "prompt_token_ids": [list(request.token_ids)],
+            "sampling_params": sampling,
+        }
+        answer = await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(self._generate(asked), self._loop)
         )
-
-    def _made(
-        self, env_class: str, env_extras: dict[str, Any], session: str, trajectory_id: Any
-    ) -> MCPToolEnv:
-        attempt = 0 if trajectory_id is None else trajectory_id.repetition_id
-        instance = session if trajectory_id is None else trajectory_id.instance_id
-        place = EpisodePlace(
-            group_id=f"{self._label}/{instance}",
-            attempt=attempt,
-            seed=derive_seed(self._seed, "rollout", self._label, instance, attempt),
-            renders=True,
-        )
-        extras = {**env_extras, "max_turns": self.max_turns, EPISODE: place}
-        environment = getattr(self.skyrl_gym_cfg, env_class, {})
-        env = skyrl_gym.make(env_class, env_config=environment, extras=extras)
-        if not isinstance(env, MCPToolEnv):
-            raise EpisodeError(f"env_class {env_class} is not MCPToolEnv")
-        return env
-
-    async def _play(self, env: MCPToolEnv, prompt: Any, play: _Play, ask: Callable[..., Any]) -> None:
-        """The loop of model steps and environment steps, as `rollout.collector` has it."""
-        messages, metadata = await self._on_tools(env.begin(prompt))
-        added = self._renderer.prompt_ids(messages, metadata.get("tools", ()))
-        play.prompt_ids = list(added)
-        done = bool(env.errors)
-        while not done:
-            play.context += added
-            if len(play.context) >= play.max_context:
-                await self._on_tools(env.finish(StopReason.CONTEXT_OVERFLOW))
-                return
-            completion = play.completed(await ask(play), decode=self._renderer.decode)
-            out = await self._on_tools(env.take(completion, added_token_ids=added))
-            play.add(added, completion)
-            done = out["done"]
-            if not done:
-                added = self._renderer.suffix_ids(out["observations"], ended_by=play.context[-1])
-
-    def _asking(self, session: str, params: dict[str, Any], cache_salt: str | None) -> Callable[..., Any]:
-        async def ask(play: _Play) -> Any:
-            return await self.inference_engine_client.generate(
-                {
-                    "prompt_token_ids": [list(play.context)],
-                    "session_ids": [session],
-                    "sampling_params": {
-                        **params,
-                        "max_tokens": play.room,
-                        "stop_token_ids": sorted(self._renderer.stop_ids),
-                    },
-                    "cache_salt": cache_salt,
-                    "routed_experts_prompt_starts": None,
-                    "return_sample_support": False,
-                },
-                model=self.policy_model_name,
-            )
-
-        return ask
-
-    async def _on_tools(self, work: Any) -> Any:
-        assert isinstance(self._tools, Tools)
-        return await asyncio.wrap_future(self._tools.io.submit(work))
-
-
-@dataclass
-class _Play:
-    """The tokens of one episode as they grow. `response` is all after the prompt."""
-
-    max_context: int
-    max_tokens: int
-    prompt_ids: list[int] = field(default_factory=list)
-    context: list[int] = field(default_factory=list)
-    response: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def room(self) -> int:
-        """Tokens that the next completion may have."""
-        return min(self.max_tokens, self.max_context - len(self.context))
-
-    def completed(self, answer: Any, *, decode: Callable[[Sequence[int]], str]) -> Completion:
-        """Return what the engine gave for one prompt. Raises EpisodeError if it gave no whole completion."""
         (ids,), (reason,) = answer["response_ids"], answer["stop_reasons"]
         if reason not in ("stop", "length"):
             raise EpisodeError(f"the inference engine ended a completion by {reason!r}")
-        finish = FinishReason.STOP if reason == "stop" else FinishReason.LENGTH
-        if finish is FinishReason.LENGTH and len(self.context) + len(ids) >= self.max_context:
-            finish = FinishReason.OVERFLOW
         logprobs = answer.get("response_logprobs")
         return Completion(
-            text=decode(ids),
-            finish_reason=finish,
+            text=self._decode(ids),
+            finish_reason=FinishReason.STOP if reason == "stop" else FinishReason.LENGTH,
             token_ids=tuple(ids),
             logprobs=() if logprobs is None else tuple(logprobs[0]),
         )
 
-    def add(self, added: Sequence[int], completion: Completion) -> None:
-        """A turn that was taken; the prompt is no part of the response."""
-        if self.response:
-            self.response += added
-            self.mask += [0] * len(added)
-            self.logprobs += [0.0] * len(added)
-        ids = completion.token_ids
-        self.context += ids
-        self.response += ids
-        self.mask += [1] * len(ids)
-        self.logprobs += completion.logprobs or [0.0] * len(ids)
 
-    def output(
-        self, *, reward: float, metrics: dict[str, Any], stop_reason: str, eos: int, seconds: float
-    ) -> TrajectoryOutput:
-        """As SkyRL takes it: never without a token, and without loss if the episode failed."""
-        if not self.response:
-            self.response, self.mask, self.logprobs = [eos], [0], [0.0]
-        is_failed = stop_reason == FAILED
-        output = TrajectoryOutput(
-            response_ids=self.response,
-            reward=[*[0.0] * (len(self.response) - 1), reward],
-            stop_reason=stop_reason,
-            loss_mask=[0] * len(self.mask) if is_failed else self.mask,
-            prompt_ids=self.prompt_ids or [eos],
-            rollout_logprobs=self.logprobs,
-            env_metrics=metrics,
-        )
-        output.e2e_time = seconds
-        return output
-
-
-def _stop_reason(trajectory: Trajectory) -> str:
-    return CUT if trajectory.stop_reason in _CUT else "stop"
+def _output(trajectory: Trajectory | None, *, eos: int) -> TrajectoryOutput:
+    """Return an episode as SkyRL takes it: never without a token, and without loss if it failed. Trajectory
+    None: it raised an exception."""
+    turns = () if trajectory is None else trajectory.turns
+    prompt, response, mask, logprobs = [eos], [eos], [0], [0.0]
+    if trajectory is not None and turns and turns[0].completion.token_ids:
+        sample, start = sample_from_trajectory(trajectory), len(turns[0].added_token_ids)
+        prompt, response = list(sample.token_ids_T[:start]), list(sample.token_ids_T[start:])
+        mask, logprobs = list(map(int, sample.loss_mask_T[start:])), list(sample.sampler_logprobs_T[start:])
+    reward, stop_reason = 0.0, FAILED
+    if trajectory is not None and trajectory.reward is not None:
+        reward, stop_reason = trajectory.reward, CUT if trajectory.stop_reason in _CUT else "stop"
+    return TrajectoryOutput(
+        response_ids=response,
+        reward=[*[0.0] * (len(response) - 1), reward],
+        stop_reason=stop_reason,
+        loss_mask=[0] * len(mask) if stop_reason == FAILED else mask,
+        prompt_ids=prompt,
+        rollout_logprobs=logprobs,
+        env_metrics={**episode_metrics(turns, trajectory), "trajectory": trajectory},
+    )
