@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
@@ -23,24 +23,8 @@ from mcpagent.reward.terms import DEFAULT_REWARD
 from mcpagent.storage.datasets import DiskList
 from mcpagent.tools.contract import ToolProvider
 
-
-class ContextRenderer(Protocol):
-    """Messages as token ids; `models.tokens.Renderer` for models, absent for policies that work on text.
-    `tool_format` is the dialect in which it tells the model to call tools."""
-
-    @property
-    def tool_format(self) -> str:
-        """The name of a member of `core.registry.DIALECTS`, or `auto`."""
-        ...
-
-    def prompt_ids(self, messages: list[JsonObject], tools: tuple[JsonObject, ...]) -> tuple[int, ...]:
-        """Return the conversation up to where the model goes on."""
-        ...
-
-    def suffix_ids(self, observations: list[JsonObject], *, ended_by: int | None) -> tuple[int, ...]:
-        """Return what follows a completion that ended with the token `ended_by`: the observations, and the
-        opening of the next model step."""
-        ...
+if TYPE_CHECKING:
+    from mcpagent.models.tokens import Renderer  # and with it jinja2, which policies of text do without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +64,9 @@ async def run_attempt(
     policy: Policy,
     tools: ToolProvider,
     settings: AgentSettings,
-    renderer: ContextRenderer | None,
+    renderer: Renderer | None,
 ) -> Trajectory:
-    """Play the episode to its end and grade it.
+    """Play the episode to its end and grade it. `renderer` None: the policy works on text.
 
     An infrastructure failure gives a trajectory with stop reason FAILED and no reward. UserError (the task
     offers a tool that no server has) and bugs are raised.
@@ -124,7 +108,7 @@ async def _play(
     turns: list[Turn],
     policy: Policy,
     settings: AgentSettings,
-    renderer: ContextRenderer | None,
+    renderer: Renderer | None,
 ) -> None:
     context: list[int] = []
     added = renderer.prompt_ids(messages, schemas) if renderer else ()
@@ -238,7 +222,7 @@ async def collect(
     policy: Policy,
     tools: ToolProvider,
     settings: AgentSettings,
-    renderer: ContextRenderer | None = None,
+    renderer: Renderer | None = None,
     concurrency: int = 64,
     deterministic: bool = True,
     on_done: Callable[[Trajectory], None] | None = None,
