@@ -23,14 +23,6 @@ from mcpagent.storage.datasets import TaskFile, dataset_file
 from mcpagent.tools.setup import Tools, open_tools
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskedCall:
-    """A tool call of a model, as its trainer or provider has parsed it."""
-
-    name: str
-    arguments: JsonObject
-
-
 class HostedEpisode:
     """One episode: `start`, then `act` until `done`, then `trajectory`; `close` at any time. It lives on the
     loop of the host's tools. If the machinery fails, it ends unscored; nothing is raised."""
@@ -66,31 +58,21 @@ class HostedEpisode:
         else:
             self.prompt, self.schemas = start.messages, start.tool_schemas
 
-    async def act(self, text: str, calls: Sequence[AskedCall] = ()) -> StepOutput | None:
-        """Carry out one message of the model: its calls, or its answer. None: the episode had ended."""
-        written = "".join([text, *(call_text(call.name, call.arguments) for call in calls)])
-        return await self.write(Completion(text=written))
-
-    async def write(
-        self, completion: Completion, *, added_token_ids: tuple[int, ...] = ()
-    ) -> StepOutput | None:
-        """`act` with what the model wrote itself."""
+    async def act(self, text: str, calls: Sequence[tuple[str, JsonObject]] = ()) -> StepOutput | None:
+        """Carry out one message of the model: its calls by name and arguments, as its trainer or provider has
+        parsed them, or its answer. None: the episode had ended."""
+        completion = Completion(text="".join([text, *(call_text(*call) for call in calls)]))
         async with self._lock:
             if self.done:
                 return None
             started = time.perf_counter()
             try:
-                out = await self._episode.step(completion.text, finish=completion.finish_reason)
+                out = await self._episode.step(completion.text)
             except EpisodeError as error:
                 await self._episode.finish(StopReason.FAILED, error=str(error))
                 return None
-            turn = out.as_turn(
-                len(self._turns),
-                completion,
-                added_token_ids=added_token_ids,
-                wall_s=time.perf_counter() - started,
-            )
-            self._turns.append(turn)
+            wall_s = time.perf_counter() - started
+            self._turns.append(out.as_turn(len(self._turns), completion, wall_s=wall_s))
             self.schemas += out.tool_schemas
             return out
 

@@ -32,13 +32,13 @@ from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolInfo, ToolParams
 
-from mcpagent.bridges.host import AskedCall, Host, HostedEpisode, open_host
+from mcpagent.bridges.host import Host, HostedEpisode, open_host
 from mcpagent.core.records import JsonObject
-from mcpagent.core.trajectory import FinishReason, StopReason
+from mcpagent.core.trajectory import StopReason
 
 _T = TypeVar("_T")
 _VERDICT = "mcpagent"  # in a sample's store: what the scorer reads
-_CUT = {"max_tokens": FinishReason.LENGTH, "model_length": FinishReason.OVERFLOW}
+_CUT = {"max_tokens": StopReason.MAX_TOKENS, "model_length": StopReason.CONTEXT_OVERFLOW}
 _DEPTH = 8  # of references in a schema that are written out
 
 
@@ -95,12 +95,11 @@ async def _one_turn(host: Host, episode: HostedEpisode, state: TaskState) -> Non
     message = output.message
     state.output = output
     state.messages.append(message)
-    if output.stop_reason in _CUT:
-        reason = StopReason.MAX_TOKENS if output.stop_reason == "max_tokens" else StopReason.CONTEXT_OVERFLOW
+    if (reason := _CUT.get(output.stop_reason)) is not None:
         await _on(host, episode.stop(reason))
         return
     calls = message.tool_calls or []
-    asked = [AskedCall(name=call.function, arguments=call.arguments) for call in calls]
+    asked = [(call.function, call.arguments) for call in calls]
     out = await _on(host, episode.act(message.text, asked))
     seen = list(out.observations) if out is not None else []
     for call in calls:

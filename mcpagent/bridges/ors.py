@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mcpagent.bridges.host import AskedCall, Host, HostedEpisode
+from mcpagent.bridges.host import Host, HostedEpisode
 from mcpagent.core.records import JsonObject, describe
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
@@ -379,7 +379,7 @@ class EpisodeServer:
                 return _error("input_validation", f"{self._answer} takes one argument: text, a string")
             out = await episode.act(text)
         else:
-            out = await episode.act("", [AskedCall(name=asked.name, arguments=asked.input)])
+            out = await episode.act("", [(asked.name, asked.input)])
         if out is None and session.trajectory is not None:
             return _error("episode_finished", "the episode has ended; create a session for another one")
         if not episode.done:
