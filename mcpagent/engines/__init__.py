@@ -77,11 +77,6 @@ class NativeEngine:
 NATIVE = NativeEngine()
 
 
-def available() -> dict[str, UserError | None]:
-    """Return every engine by name: None if it can run here, else what is missing and how to get it."""
-    return {name: ENGINES.load(name).why_not() for name in ENGINES}
-
-
 def choose(config: TrainConfig, *, note: Callable[[str], None], is_dry_run: bool = False) -> Engine:
     """Return the engine that `engine` names. `auto` is skyrl if it can run here and can do the run, else
     native; `note` is told which, and why. A named engine never gives way to another: raises UserError if

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.engines import NATIVE, available, choose
+from mcpagent.engines import NATIVE, choose
 from mcpagent.engines.skyrl.engine import ENGINE
 from mcpagent.errors import UserError
 
@@ -25,9 +25,3 @@ def test_a_named_engine_never_gives_way() -> None:
         choose(TrainConfig(engine="skyrl"), note=print)
     assert error.value.remedy
     assert choose(TrainConfig(engine="skyrl"), note=print, is_dry_run=True) is ENGINE
-
-
-def test_what_is_available_says_what_is_missing() -> None:
-    missing = available()
-    assert set(missing) == {"native", "skyrl"}
-    assert missing["native"] is None and missing["skyrl"] is not None
