@@ -24,13 +24,9 @@ _WHAT = {
 }
 
 
-def run_controls(job: QuickstartJob, warm_checkpoint: Path) -> dict[str, list[JsonObject]]:
-    """Run and evaluate what is not yet done; returns what it adds to the document of the quickstart."""
-    return {"controls": _run_controls(job, warm_checkpoint)}
-
-
-def _run_controls(job: QuickstartJob, warm_checkpoint: Path) -> list[JsonObject]:
-    """`eval/controls.json` holds what the report shows."""
+def run_controls(job: QuickstartJob, warm_checkpoint: Path) -> list[JsonObject]:
+    """Run and evaluate what is not yet done; returns the rows of the report, which are also in
+    `eval/controls.json`."""
     budget_s = sum(record["cpu_s"] for record in RunFolder.open(job.out).metrics())
     rows: list[JsonObject] = []
     for name, config in _configs(job, warm_checkpoint, budget_s).items():

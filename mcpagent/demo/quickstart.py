@@ -39,8 +39,8 @@ from mcpagent.synth.templates.rules import generate_dataset, short_note
 from mcpagent.synth.templates.template import load_templates
 from mcpagent.tools.setup import open_tools
 
-# Runs experiments from the warm-started checkpoint; returns what they add to the document.
-Controls = Callable[[QuickstartJob, Path], Mapping[str, list[JsonObject]]]
+# Runs experiments from the warm-started checkpoint; returns a row of the document for each.
+Controls = Callable[[QuickstartJob, Path], list[JsonObject]]
 
 SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
 _EPISODES_AT_ONCE = 256
@@ -97,7 +97,7 @@ def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObje
     trained_checkpoint = _grpo(job, warm_checkpoint)
     sides["trained"] = evaluate_checkpoint(job, "trained", trained_checkpoint, "evaluate the trained model")
     wall_s = sum(job.progress.wall_s.get(stage, 0.0) for stage in _SAID)
-    rows = controls(job, warm_checkpoint) if controls is not None else {}
+    rows = {} if controls is None else {"controls": controls(job, warm_checkpoint)}
     report = write_report(job.out)
     return {
         "run_dir": str(job.out),
