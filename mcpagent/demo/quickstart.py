@@ -16,7 +16,6 @@ from mcpagent.config.environment import resource_path
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo import explored as explored_servers
 from mcpagent.demo import pretrained as of_pretrained
 from mcpagent.demo.job import BESIDE, QuickstartJob, Stages, open_job, parts
@@ -24,6 +23,7 @@ from mcpagent.demo.pace import fitted
 from mcpagent.demo.pretrained import Pretrained
 from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.breakdown import break_down
+from mcpagent.evaluate.report.episodes import NonceCount
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.summary import summarise
 from mcpagent.run.episodes import open_episodes
@@ -318,28 +318,18 @@ def _count_calls(job: QuickstartJob) -> JsonObject:
         for path in job.out.glob(f"{pattern}/*.jsonl.zst")
         if not path.name.startswith("eval_step-")  # of `mcpagent eval`, later and with servers of its own
     ]
-    made = sum(
-        _calls(trajectory) if job.explored is not None else len(_nonces(trajectory))
-        for path in stored
-        for trajectory in read_trajectories(path, with_tokens=False)
-    )
+    made = NonceCount()
+    for path in stored:
+        for trajectory in read_trajectories(path, with_tokens=False):
+            made.add(trajectory)
     if job.explored is not None:
-        return {"trajectories": made, "servers": None}
+        return {"trajectories": made.results.total(), "servers": None}
     received = 0
     if job.ledger.exists():
         with job.ledger.open("rb") as lines:
             lines.seek(min(job.progress.ledger_bytes.values()))  # an older ledger may have been named
             received = sum(1 for _ in lines)
-    return {"trajectories": made, "servers": received}
-
-
-def _nonces(trajectory: Trajectory) -> list[str]:
-    """A result without a nonce never reached a server: the environment refused the call."""
-    return [r.meta["mcpagent/nonce"] for r in trajectory.tool_results if "mcpagent/nonce" in r.meta]
-
-
-def _calls(trajectory: Trajectory) -> int:
-    return sum(result.failure is None for result in trajectory.tool_results)
+    return {"trajectories": made.stamped.total(), "servers": received}
 
 
 def _steps_done(folder: Path) -> int:
