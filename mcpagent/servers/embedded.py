@@ -135,7 +135,6 @@ class WorkspaceChannel:
 class Dataset:
     """Everything that the embedded servers know."""
 
-    seed: int
     companies: tuple[Company, ...]
     channels: tuple[WorkspaceChannel, ...]
     users: tuple[User, ...]  # the first one is the user of the server's own token
@@ -157,21 +156,20 @@ class Dataset:
 
 
 @functools.cache
-def build(seed: int = 0) -> Dataset:
-    """Return the data set of a seed; the servers answer from seed 0."""
-    tickers = _tickers(_rng(seed, "tickers"))
+def build() -> Dataset:
+    """Return the data set, which is the same everywhere."""
+    tickers = _tickers(_rng("tickers"))
     return Dataset(
-        seed=seed,
-        companies=_companies(tickers, seed=seed),
-        channels=_channels(tickers, rng=_rng(seed, "channels")),
+        companies=_companies(tickers),
+        channels=_channels(tickers, rng=_rng("channels")),
         users=tuple(User(id=f"U{100 + i}", name=name) for i, name in enumerate(_USERS)),
     )
 
 
 @functools.lru_cache(maxsize=N_COMPANIES)
-def daily_bars(company: Company, *, seed: int = 0) -> tuple[Bar, ...]:
+def daily_bars(company: Company) -> tuple[Bar, ...]:
     """60 trading days, oldest first, the last one closing at the company's previous close."""
-    rng = _rng(seed, "bars", company.ticker)
+    rng = _rng("bars", company.ticker)
     day, close = DATASET_DATE, company.previous_close
     bars: list[Bar] = []
     while len(bars) < N_BARS:
@@ -184,8 +182,8 @@ def daily_bars(company: Company, *, seed: int = 0) -> tuple[Bar, ...]:
     return tuple(reversed(bars))
 
 
-def _rng(seed: int, *parts: str) -> Random:
-    return Random(derive_seed("mcpagent.embedded", DATASET_VERSION, seed, *parts))
+def _rng(*parts: str) -> Random:
+    return Random(derive_seed("mcpagent.embedded", DATASET_VERSION, 0, *parts))
 
 
 def _tickers(rng: Random) -> list[str]:
@@ -200,8 +198,8 @@ def _names(rng: Random) -> list[str]:
     return [f"{word} {rng.choice(_FORMS)}" for word in rng.sample(words, N_COMPANIES)]
 
 
-def _companies(tickers: list[str], *, seed: int) -> tuple[Company, ...]:
-    rng = _rng(seed, "companies")
+def _companies(tickers: list[str]) -> tuple[Company, ...]:
+    rng = _rng("companies")
     names = _names(rng)
     targets = rng.sample(range(50, 2000), N_COMPANIES)
     outlook_numbers = rng.sample(range(100, 1000), N_COMPANIES)
