@@ -173,7 +173,14 @@ class PythonSession:
         value: Annotated[JsonValue, Field(description="A JSON value.")],
     ) -> Stored:
         """Keep a value for later calls of this episode."""
-        self.store(key, value)
+        if not key or len(key) > _MAX_KEY_CHARS or key != clean_text(key):
+            raise ToolError(f"key must be a text of 1 to {_MAX_KEY_CHARS} characters.")
+        kept = jsonable(value, clean=clean_text)
+        sizes = self._stored_bytes | {key: len(key) + _json_bytes("value", kept)}
+        if sum(sizes.values()) > _MAX_STORED_BYTES:
+            raise ToolError(f"The stored results would have more than {_MAX_STORED_BYTES} bytes.")
+        self._stored[key] = kept
+        self._stored_bytes = sizes
         return Stored(key=key, n_stored=len(self._stored))
 
     async def get_execution_context(self) -> ExecutionContext:
@@ -201,20 +208,19 @@ class PythonSession:
         steps: Annotated[list[PipelineStep], Field(min_length=1, max_length=20)],
     ) -> PipelineResult:
         """Filter, map and sort JSON by expressions."""
-        counts, result = await self.run_steps(data, [(step.operation, step.expression) for step in steps])
+        lines: list[str] = []
+        for number, step in enumerate(steps, start=1):
+            if len(step.expression.splitlines()) != 1:
+                raise ToolError(f"step {number} ({step.operation}): expression must be one line.")
+            lines.append(f"{_STEPS[step.operation].format(step.expression)}; {_COUNT}")
+        outcome = await self._outcome("\n".join([*lines, "[counts, data]"]), {"data": data, "counts": []})
+        if outcome.error is not None:
+            line = outcome.line or 0  # each step is a line
+            place = f"step {line} ({steps[line - 1].operation}): " if 0 < line <= len(steps) else ""
+            raise ToolError(place + outcome.error)
+        counts, result = _unpacked(outcome.value, n_steps=len(steps))
         done = [StepDone(operation=step.operation, count=n) for step, n in zip(steps, counts, strict=True)]
         return PipelineResult(steps=done, result=result)
-
-    def store(self, key: str, value: JsonValue) -> None:
-        """Keep a value. Raises ToolError if the key or the value cannot be kept."""
-        if not key or len(key) > _MAX_KEY_CHARS or key != clean_text(key):
-            raise ToolError(f"key must be a text of 1 to {_MAX_KEY_CHARS} characters.")
-        kept = jsonable(value, clean=clean_text)
-        sizes = self._stored_bytes | {key: len(key) + _json_bytes("value", kept)}
-        if sum(sizes.values()) > _MAX_STORED_BYTES:
-            raise ToolError(f"The stored results would have more than {_MAX_STORED_BYTES} bytes.")
-        self._stored[key] = kept
-        self._stored_bytes = sizes
 
     async def run(self, code: str, **names: JsonValue) -> SandboxOutcome:
         """Run `code` with `names` and `stored` defined. Raises ToolError if it fails."""
@@ -223,22 +229,6 @@ class PythonSession:
             printed = f"\nPrinted before:\n{outcome.output}" if outcome.output else ""
             raise ToolError(outcome.error + _place(code, outcome.line) + printed)
         return outcome
-
-    async def run_steps(
-        self, data: JsonValue, steps: Sequence[tuple[str, str]]
-    ) -> tuple[list[int | None], JsonValue]:
-        """Take `data` through (operation, expression) steps: how many items each left, the last result."""
-        lines: list[str] = []
-        for number, (operation, expression) in enumerate(steps, start=1):
-            if len(expression.splitlines()) != 1:
-                raise ToolError(f"step {number} ({operation}): expression must be one line.")
-            lines.append(f"{_STEPS[operation].format(expression)}; {_COUNT}")
-        outcome = await self._outcome("\n".join([*lines, "[counts, data]"]), {"data": data, "counts": []})
-        if outcome.error is not None:
-            line = outcome.line or 0  # each step is a line
-            place = f"step {line} ({steps[line - 1][0]}): " if 0 < line <= len(steps) else ""
-            raise ToolError(place + outcome.error)
-        return _unpacked(outcome.value, n_steps=len(steps))
 
     async def _outcome(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
         if len(code) > _MAX_CODE_CHARS:
