@@ -53,20 +53,9 @@ class SandboxOutcome:
 class Sandbox(Protocol):
     """Runs a model's code. Each call starts afresh: nothing is left of the one before."""
 
-    @property
-    def name(self) -> str:
-        """Return the backend: bubblewrap or monty."""
-        ...
-
-    @property
-    def language(self) -> str:
-        """Return what it runs, for the model: "Python", or the name of a subset of it."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Of the language."""
-        ...
+    name: str  # of the backend: bubblewrap or monty
+    language: str  # that it runs, for the model: "Python", or the name of a subset of it
+    version: str  # of the language
 
     async def run(self, code: str, names: Mapping[str, JsonValue]) -> SandboxOutcome:
         """Run `code` with `names` defined. Raises `SandboxBroken` if the code did not get to run."""
