@@ -24,6 +24,7 @@ from mcpagent.tools.transports.jsonrpc import (
     is_notification,
     parse,
 )
+from mcpagent.tools.wire import MAX_MESSAGE_BYTES
 
 # It logs every URL in full, and keys are kept in URLs.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -98,12 +99,10 @@ class Events:
 
     def __init__(
         self,
-        max_bytes: int,
         request_id: RequestId,
         on_message: Callable[[JSONRPCMessage], None],
         unasked: UnaskedTraffic,
     ) -> None:
-        self._max_bytes = max_bytes
         self._request_id = request_id
         self._on_message = on_message
         self._unasked = unasked
@@ -113,8 +112,8 @@ class Events:
 
     async def reply(self, response: httpx2.Response) -> Reply | None:
         """Return the response, None if the stream ended before it. Raises Malformed and Flood."""
-        stream = Counted(response, self._unasked, free_bytes=self._max_bytes)
-        source = httpx2.EventSource(cast(httpx2.Response, stream), max_event_size=self._max_bytes)
+        stream = Counted(response, self._unasked, free_bytes=MAX_MESSAGE_BYTES)
+        source = httpx2.EventSource(cast(httpx2.Response, stream), max_event_size=MAX_MESSAGE_BYTES)
         async for event in source:
             self.last_id = event.id or self.last_id
             if event.retry is not None:

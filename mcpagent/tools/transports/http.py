@@ -79,7 +79,6 @@ class HttpEndpoint:
         client: httpx2.AsyncClient,
         url: str,
         *,
-        max_message_bytes: int,
         on_message: Callable[[JSONRPCMessage], None],
         on_lost: Callable[[], None],
         on_end: Callable[[ServerEnded], None],
@@ -87,7 +86,6 @@ class HttpEndpoint:
         self._client = client
         self._url = httpx2.URL(url)
         self._host = host_of(self._url)
-        self._max_bytes = max_message_bytes
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_end = on_end
@@ -145,7 +143,7 @@ class HttpEndpoint:
             finally:
                 await response.aclose()
         except httpx2.SSEError as error:  # the one that is left: the content type has been checked
-            raise self._oversize() from error
+            raise _oversize() from error
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise http_error(error, self._host) from error
 
@@ -158,7 +156,7 @@ class HttpEndpoint:
             raise MCPError(INVALID_REQUEST, text)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "application/json":
-            return as_reply(parse(await self._body(response, self._max_bytes)), message.id)
+            return as_reply(parse(await self._body(response, MAX_MESSAGE_BYTES)), message.id)
         if kind == "text/event-stream":
             return await self._streamed(message, response)
         raise Malformed(f"HTTP {response.status_code} with the content type {kind!r}")
@@ -170,12 +168,12 @@ class HttpEndpoint:
             parts.append(part)
             size += len(part)
             if size > max_bytes:
-                raise self._oversize()
+                raise _oversize()
         return b"".join(parts)
 
     async def _streamed(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
         """Return the response among the events; a stream that breaks off is resumed if the server can."""
-        events = Events(self._max_bytes, message.id, self._on_message, self._unasked)
+        events = Events(message.id, self._on_message, self._unasked)
         try:
             reply = await events.reply(response)
         except httpx2.SSEError:
@@ -222,10 +220,11 @@ class HttpEndpoint:
         parsed.id = message.id
         return parsed
 
-    def _oversize(self) -> MCPError:
-        return MCPError(
-            OVERSIZE_RESULT, f"the response is larger than the {self._max_bytes} bytes that are taken"
-        )
+
+def _oversize() -> MCPError:
+    return MCPError(
+        OVERSIZE_RESULT, f"the response is larger than the {MAX_MESSAGE_BYTES} bytes that are taken"
+    )
 
 
 class _Posts:
@@ -333,7 +332,6 @@ async def http_streams(
     on_eof: Callable[[], None],
     on_end: Callable[[ServerEnded], None] = untold,
     auth: httpx2.Auth | None = None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> AsyncGenerator[tuple[Any, Any]]:
     """Reach the server; a transport for `mcp.Client` (the streams to read from and to write to).
 
@@ -345,7 +343,6 @@ async def http_streams(
         endpoint = HttpEndpoint(
             client,
             config.url,
-            max_message_bytes=max_message_bytes,
             on_message=inbox.put,
             on_lost=on_eof,
             on_end=on_end,

@@ -70,13 +70,12 @@ async def stdio_streams(
     on_eof: Callable[[], None],
     on_end: Callable[[ServerEnded], None] = untold,
     on_left: Callable[[str], None] = lambda _: None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> AsyncGenerator[tuple[Any, Any]]:
     """Run the server; a transport for `mcp.Client` (the streams to read from and to write to).
 
     Raises OSError if the server cannot be started.
 
-    A response of more than `max_message_bytes`, or one that is not JSON-RPC, fails its own call. What is no
+    A response of more than `MAX_MESSAGE_BYTES`, or one that is not JSON-RPC, fails its own call. What is no
     message at all goes to `log_file`, with the server's stderr. A server that sends too much unasked is cut
     off. On leaving, every process of the server is ended: within a moment if it heeds the end of its input,
     within 4 s whatever it does; `on_left` is told the command of each that outlived the server. Raises
@@ -87,9 +86,7 @@ async def stdio_streams(
     tree = ProcessTree(process.pid, mark)
     loop = asyncio.get_running_loop()
     stdin, stderr = _Stdin(), _Stderr(log_file)
-    stdout = _Stdout(
-        process, log_file, stdin, on_eof=on_eof, on_end=on_end, max_message_bytes=max_message_bytes
-    )
+    stdout = _Stdout(process, log_file, stdin, on_eof=on_eof, on_end=on_end)
     try:
         await loop.connect_read_pipe(lambda: stderr, process.stderr)
         await loop.connect_read_pipe(lambda: stdout, process.stdout)
@@ -264,7 +261,6 @@ class _Stdout(asyncio.Protocol):
         *,
         on_eof: Callable[[], None],
         on_end: Callable[[ServerEnded], None],
-        max_message_bytes: int,
     ) -> None:
         self.inbox = Inbox(on_end=on_eof, on_empty=self._resume)
         self.flood: Flood | None = None  # set once the server was cut off
@@ -274,8 +270,7 @@ class _Stdout(asyncio.Protocol):
         self._stdin = stdin
         self._on_end = on_end
         self._unasked = UnaskedTraffic()
-        self._lines = LineSplitter(max_message_bytes)
-        self._max_message_bytes = max_message_bytes
+        self._lines = LineSplitter(MAX_MESSAGE_BYTES)
         self._pipe: asyncio.ReadTransport | None = None
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
@@ -345,8 +340,7 @@ class _Stdout(asyncio.Protocol):
     def _receive(self, line: bytes | OversizeLine) -> None:
         if isinstance(line, OversizeLine):
             request_id = response_id(line.head, line.tail)
-            limit = self._max_message_bytes
-            text = f"the response of {line.size} bytes is larger than the {limit} that are taken"
+            text = f"the response of {line.size} bytes is larger than the {MAX_MESSAGE_BYTES} that are taken"
             self._refuse(request_id, OVERSIZE_RESULT, text, line.head, size=line.size)
         elif is_notification(line):
             self._unasked.note(len(line), NOTIFICATION)
