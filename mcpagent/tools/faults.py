@@ -93,10 +93,6 @@ class ServerEnded(Exception):
         self.is_lasting = is_lasting
 
 
-def untold(_ended: ServerEnded) -> None:
-    """Ignore why a connection ended."""
-
-
 def classify(error: BaseException) -> CallFailed | CallLost:
     """Return what an exception of the SDK means for the call. The order matters: a ValidationError is a
     ValueError."""

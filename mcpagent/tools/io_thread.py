@@ -31,11 +31,11 @@ class IOThread:
     Everything that shares a `ToolPool` must run on one IOThread: there is no thread hop per call.
     """
 
-    def __init__(self, *, name: str = "mcpagent-io") -> None:
+    def __init__(self) -> None:
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="mcpagent-io", daemon=True)
         self._thread.start()
         self._ready.wait()
 

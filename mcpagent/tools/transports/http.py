@@ -29,7 +29,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcpagent.core.values import retry_after_s
-from mcpagent.tools.faults import ServerEnded, http_error, http_status_error, untold
+from mcpagent.tools.faults import ServerEnded, http_error, http_status_error
 from mcpagent.tools.servers_config import HttpServer
 from mcpagent.tools.transports.exchange import (
     HEADERS,
@@ -301,7 +301,7 @@ class _Posts:
 
 @asynccontextmanager
 async def sse_streams(
-    config: HttpServer, *, on_eof: Callable[[], None], auth: httpx2.Auth | None = None
+    config: HttpServer, *, on_eof: Callable[[], None], auth: httpx2.Auth
 ) -> AsyncGenerator[tuple[Any, Any]]:
     """Reach a server over HTTP+SSE, the transport of 2024-11-05, by the SDK's own client of it. The end of
     its one stream is the end of the session: `on_eof`."""
@@ -330,8 +330,8 @@ async def http_streams(
     config: HttpServer,
     *,
     on_eof: Callable[[], None],
-    on_end: Callable[[ServerEnded], None] = untold,
-    auth: httpx2.Auth | None = None,
+    on_end: Callable[[ServerEnded], None],
+    auth: httpx2.Auth,
 ) -> AsyncGenerator[tuple[Any, Any]]:
     """Reach the server; a transport for `mcp.Client` (the streams to read from and to write to).
 

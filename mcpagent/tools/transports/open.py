@@ -17,7 +17,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from mcpagent.core.redact import SECRETS
 from mcpagent.storage.atomic import without_secrets
-from mcpagent.tools.faults import ServerEnded, innermost, untold
+from mcpagent.tools.faults import ServerEnded, innermost
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.transports.http import http_streams, sse_streams
 from mcpagent.tools.transports.oauth import Authorization
@@ -31,10 +31,7 @@ class Launcher(Protocol):
     """Makes a fresh client for each opening of a connection."""
 
     def client(
-        self,
-        *,
-        on_eof: Callable[[], None],
-        on_end: Callable[[ServerEnded], None] = untold,
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None]
     ) -> AbstractAsyncContextManager[Client]:
         """Return a new client; `on_eof` is called as soon as the server has closed its end, `on_end` before
         it with the reason, if that is known."""
@@ -51,13 +48,10 @@ class MemoryLauncher:
     if its results are made of the very models that its output schemas describe."""
 
     server: MCPServer[Any] | Server[Any]
-    keeps_schemas: bool = False
+    keeps_schemas: bool
 
     def client(
-        self,
-        *,
-        on_eof: Callable[[], None],
-        on_end: Callable[[ServerEnded], None] = untold,
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None]
     ) -> AbstractAsyncContextManager[Client]:
         """Return a client of the object; nothing is started."""
         return Client(self.server, mode=LATEST_MODERN_VERSION)
@@ -97,16 +91,13 @@ class StdioLauncher:
 
     config: StdioServer
     log_path: Path
-    on_left: Callable[[str], None] = lambda _: None
+    on_left: Callable[[str], None]
     workspace: WorkspaceCopy | None = None  # what the process works on
     _negotiation: _Negotiation = field(default_factory=_Negotiation)
 
     @asynccontextmanager
     async def client(
-        self,
-        *,
-        on_eof: Callable[[], None],
-        on_end: Callable[[ServerEnded], None] = untold,
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None]
     ) -> AsyncGenerator[Client]:
         """Start the process and connect to it; it is ended on leaving."""
         config = self.config
@@ -147,10 +138,7 @@ class HttpLauncher:
 
     @asynccontextmanager
     async def client(
-        self,
-        *,
-        on_eof: Callable[[], None],
-        on_end: Callable[[ServerEnded], None] = untold,
+        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None]
     ) -> AsyncGenerator[Client]:
         """Connect to the server; its session is ended on leaving."""
 

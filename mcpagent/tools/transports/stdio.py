@@ -25,7 +25,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, RequestId
 
 from mcpagent.core.redact import SECRETS, WithoutSecrets
-from mcpagent.tools.faults import ServerEnded, untold
+from mcpagent.tools.faults import ServerEnded
 from mcpagent.tools.servers_config import StdioServer, inherited
 from mcpagent.tools.transports.jsonrpc import (
     NOTIFICATION,
@@ -68,8 +68,8 @@ async def stdio_streams(
     *,
     log_file: BinaryIO,
     on_eof: Callable[[], None],
-    on_end: Callable[[ServerEnded], None] = untold,
-    on_left: Callable[[str], None] = lambda _: None,
+    on_end: Callable[[ServerEnded], None],
+    on_left: Callable[[str], None],
 ) -> AsyncGenerator[tuple[Any, Any]]:
     """Run the server; a transport for `mcp.Client` (the streams to read from and to write to).
 

@@ -26,6 +26,7 @@ from mcpagent.tools.limits import BACKOFF_FIRST_S, FAILURES_TO_OPEN, BreakerStat
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, Isolation
 from mcpagent.tools.transports.http import http_streams
+from mcpagent.tools.transports.oauth import Authorization
 from mcpagent.tools.wire import FORBIDDEN, NOT_SENT, RESPONSE_LOST, THROTTLED
 from tests.tools.support import call
 from tests.tools.wild import http_poison, served
@@ -53,7 +54,7 @@ def _web(*arguments: str) -> Iterator[HttpServer]:
 
 @asynccontextmanager
 async def _client(server: HttpServer, *, mode: str = "auto") -> AsyncIterator[Client]:
-    streams = http_streams(server, on_eof=lambda: None)
+    streams = http_streams(server, on_eof=lambda: None, on_end=lambda _: None, auth=Authorization(server))
     async with Client(streams, mode=mode) as client:
         yield client
 
