@@ -13,13 +13,14 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx2
+from filelock import AsyncFileLock, Timeout
 from mcp import MCPError
 from mcp.client.auth.oauth2 import OAuthContext
 from mcp.client.auth.utils import extract_field_from_www_auth, extract_scope_from_www_auth
@@ -32,9 +33,8 @@ from pydantic import AnyUrl, BaseModel
 
 from mcpagent.config.environment import state_folder
 from mcpagent.core.redact import SECRETS
-from mcpagent.errors import InUseError, UserError
+from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
-from mcpagent.storage.locks import locked_file
 from mcpagent.tools.servers_config import HttpServer
 from mcpagent.tools.transports.exchange import LOOPBACK, http_client, send_request
 from mcpagent.tools.wire import LOGIN_NEEDED, NOT_SENT
@@ -304,16 +304,10 @@ async def whole_body(response: httpx2.Response) -> bytes:
 @asynccontextmanager
 async def _lock_of(server: str) -> AsyncGenerator[None]:
     """Let one process at a time renew the login at a server; if a lock is held too long, go on."""
-    with ExitStack() as stack:
-        give_up_s = time.monotonic() + _LOCK_WAIT_S
-        while True:
-            try:
-                stack.enter_context(locked_file(_place(server)))
-                break
-            except InUseError:
-                if time.monotonic() > give_up_s:
-                    break
-                await asyncio.sleep(0.1)
+    async with AsyncExitStack() as stack:
+        with suppress(Timeout):
+            lock = AsyncFileLock(_place(server).with_suffix(".lock"), timeout=_LOCK_WAIT_S)
+            await stack.enter_async_context(lock)
         yield
 
 
