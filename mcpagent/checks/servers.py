@@ -20,7 +20,7 @@ from mcpagent.errors import UserError
 from mcpagent.tools.catalog import near_match
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, ServerConfig
-from mcpagent.tools.transports.login import LoginPrompt, log_in
+from mcpagent.tools.transports.login import log_in
 from mcpagent.tools.transports.oauth import forget_login, store_login
 
 
@@ -70,9 +70,11 @@ def call_tool(
     return asyncio.run(run())
 
 
-def log_in_at(name: str, configs: Sequence[ServerConfig], prompt: LoginPrompt) -> JsonObject:
+def log_in_at(
+    name: str, configs: Sequence[ServerConfig], *, show: Callable[[str], None], visit: Callable[[str], object]
+) -> JsonObject:
     """Have a person log in at a server, and keep the login. Raises UserError."""
-    login = asyncio.run(log_in(_over_http(name, configs), prompt))
+    login = asyncio.run(log_in(_over_http(name, configs), show=show, visit=visit))
     return {
         "url": login.server,
         "kept_in": str(store_login(login)),

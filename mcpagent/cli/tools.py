@@ -153,14 +153,14 @@ def log_in(
     Example: mcpagent tools login shop --servers mcp.json
     """
     from mcpagent.checks.servers import log_in_at
-    from mcpagent.tools.transports.login import LoginPrompt
 
     console = Console(is_json=as_json)
-    prompt = LoginPrompt(
+    outcome = log_in_at(
+        server,
+        options.read(console),
         show=lambda text: console.show(text, is_error=True),
         visit=webbrowser.open if open_browser and _has_browser() else lambda _: None,
     )
-    outcome = log_in_at(server, options.read(console), prompt)
     until = "" if outcome["renewable"] else "; it cannot be renewed, so this has to be done again"
     console.print_blocks(outcome, [f"logged in at {outcome['url']}; kept in {outcome['kept_in']}{until}"])
 

@@ -21,7 +21,6 @@ from mcp.shared.auth import (
     AuthorizationCodeResult,
     OAuthClientInformationFull,
     OAuthClientMetadata,
-    OAuthToken,
 )
 from mcp_types import LATEST_PROTOCOL_VERSION
 from pydantic import AnyUrl, ValidationError
@@ -35,31 +34,28 @@ from mcpagent.tools.transports.oauth import (
     Login,
     Unreachable,
     check_transport,
+    end_of,
     login_url,
     whole_body,
 )
 
 logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)  # it logs tracebacks of what is raised anyhow
 
-
-@dataclass(kw_only=True)
-class LoginPrompt:
-    """How a login asks a person: `show` prints the address, `visit` may open a browser."""
-
-    show: Callable[[str], None]
-    visit: Callable[[str], object] = lambda _: None
-    timeout_s: float = 300.0
+_LOGIN_TIMEOUT_S = 300.0
 
 
-async def log_in(server: HttpServer, prompt: LoginPrompt) -> Login:
-    """Have a person log in at a server. Raise UserError if that fails."""
+async def log_in(server: HttpServer, *, show: Callable[[str], None], visit: Callable[[str], object]) -> Login:
+    """Have a person log in at a server: `show` prints the address, `visit` may open a browser.
+
+    Raises UserError if that fails.
+    """
     url = server.url
     check_transport(url)
     try:
-        async with asyncio.timeout(prompt.timeout_s):
-            return await _Flow(server, prompt).run()
+        async with asyncio.timeout(_LOGIN_TIMEOUT_S):
+            return await _Flow(server, show, visit).run()
     except TimeoutError:
-        problem, remedy = f"no login came within {prompt.timeout_s:g} s", "Run the command again."
+        problem, remedy = f"no login came within {_LOGIN_TIMEOUT_S:g} s", "Run the command again."
     except OAuthRegistrationError:
         problem = "its authorization server registers no clients by itself, or asks for no login at all"
         remedy = 'Register one there, and name it: "oauth": {"clientId": "...", "callbackPort": 8765}'
@@ -76,7 +72,8 @@ class _Flow:
     asks for a login only once a tool is called."""
 
     server: HttpServer
-    prompt: LoginPrompt
+    show: Callable[[str], None]
+    visit: Callable[[str], object]
 
     async def run(self) -> Login:
         entry = self.server.oauth or OAuthClient()
@@ -94,8 +91,17 @@ class _Flow:
             finally:
                 await flow.aclose()
         context = provider.context
-        assert context.current_tokens is not None
-        return self._login(login_url(url), context.current_tokens, context)
+        token = context.current_tokens
+        assert token is not None and context.client_info is not None
+        has_resource = context.should_include_resource_param()
+        return Login(
+            server=login_url(url),
+            token=token,
+            ends_s=end_of(token),
+            client=context.client_info,
+            token_endpoint=_token_endpoint(context),
+            resource=context.get_resource_url() if has_resource else None,
+        ).learn()
 
     def _provider(self, url: str, entry: OAuthClient, redirect: _Redirect) -> OAuthClientProvider:
         client = None
@@ -109,8 +115,8 @@ class _Flow:
 
         async def visit(address: str) -> None:
             redirect.state = parse_qs(urlsplit(address).query)["state"][0]
-            self.prompt.show(f"Log in with a browser on this machine:\n{address}")
-            self.prompt.visit(address)
+            self.show(f"Log in with a browser on this machine:\n{address}")
+            self.visit(address)
 
         return OAuthClientProvider(
             url,
@@ -136,21 +142,11 @@ class _Flow:
             header = f'Bearer scope="{scope}"' + (f', resource_metadata="{metadata}"' if metadata else "")
         return httpx2.Response(401, headers={"www-authenticate": header} if header else {}, request=request)
 
-    def _login(self, server: str, token: OAuthToken, context: OAuthContext) -> Login:
-        assert context.client_info is not None
-        has_resource = context.should_include_resource_param()
-        return Login.of(
-            server,
-            token,
-            client=context.client_info,
-            token_endpoint=self._token_endpoint(context),
-            resource=context.get_resource_url() if has_resource else None,
-        ).learn()
 
-    def _token_endpoint(self, context: OAuthContext) -> str:
-        if context.oauth_metadata is not None:
-            return str(context.oauth_metadata.token_endpoint)
-        return f"{context.get_authorization_base_url(context.server_url)}/token"
+def _token_endpoint(context: OAuthContext) -> str:
+    if context.oauth_metadata is not None:
+        return str(context.oauth_metadata.token_endpoint)
+    return f"{context.get_authorization_base_url(context.server_url)}/token"
 
 
 async def _exchanged(web: httpx2.AsyncClient, outgoing: httpx2.Request) -> httpx2.Response:

@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx2
@@ -59,12 +58,6 @@ class Login(BaseModel):
     token_endpoint: str
     resource: str | None = None  # RFC 8707
 
-    @classmethod
-    def of(cls, server: str, token: OAuthToken, **rest: Any) -> Login:
-        """Return a login whose token was issued now."""
-        ends_s = None if token.expires_in is None else time.time() + token.expires_in
-        return cls(server=server, token=token, ends_s=ends_s, **rest)
-
     @property
     def left_s(self) -> float:
         """Seconds until the token ends."""
@@ -81,6 +74,11 @@ class Login(BaseModel):
             if value:
                 SECRETS.add(value, "OAUTH_TOKEN")
         return self
+
+
+def end_of(token: OAuthToken) -> float | None:
+    """Return when a token that was issued now ends, in seconds since 1970; None if it does not say."""
+    return None if token.expires_in is None else time.time() + token.expires_in
 
 
 def login_url(url: str) -> str:
@@ -211,13 +209,7 @@ class Authorization(httpx2.Auth):
             raise self._needed(f"has ended the login ({token})")
         kept = {"refresh_token": login.token.refresh_token, "scope": login.token.scope}
         token = token.model_copy(update={k: v for k, v in kept.items() if getattr(token, k) is None})
-        renewed = Login.of(
-            login.server,
-            token,
-            client=login.client,
-            token_endpoint=login.token_endpoint,
-            resource=login.resource,
-        )
+        renewed = login.model_copy(update={"token": token, "ends_s": end_of(token)})
         await asyncio.to_thread(store_login, renewed)
         return renewed
 
