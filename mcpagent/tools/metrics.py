@@ -49,16 +49,6 @@ class PoolMetrics(Record):
 
     servers: tuple[ServerMetrics, ...]
 
-    @property
-    def calls(self) -> int:
-        """Number of calls over all servers and tools."""
-        return sum(tool.calls for server in self.servers for tool in server.tools)
-
-    @property
-    def restarts(self) -> int:
-        """Number of server restarts."""
-        return sum(server.restarts for server in self.servers)
-
 
 class Histogram:
     """Durations in buckets of 5 %: at most about 400 of them from a microsecond to an hour."""
