@@ -67,8 +67,7 @@ class ToolPool:
         self._ledger = ledger
         self._log_dir = log_dir
         self._on_note: Callable[[str], None] = lambda text: on_note(SECRETS.text(text))
-        self._temporary_logs: tempfile.TemporaryDirectory[str] | None = None
-        self._workspaces: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._resetting = asyncio.Lock()
         self._servers: dict[str, StartedServer] = {}
         self._sessions: set[PoolSession] = set()
@@ -144,12 +143,9 @@ class ToolPool:
         shared = [s.shared for s in self._servers.values() if s.shared is not None]
         await asyncio.gather(*(s.close() for s in list(self._sessions)), *(c.close() for c in shared))
         self._servers = {}
-        if self._temporary_logs is not None:
-            self._temporary_logs.cleanup()
-            self._temporary_logs = None
-        if self._workspaces is not None:
-            self._workspaces.cleanup()
-            self._workspaces = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
 
     async def _start(self) -> None:
         servers = list(self._servers.values())
@@ -196,10 +192,8 @@ class ToolPool:
                 where=f"tools.per_server.{config.name}.workspace",
                 remedy=f"tools.per_server.{config.name}.reset brings its state back by calls or a command",
             )
-        if self._workspaces is None:
-            self._workspaces = tempfile.TemporaryDirectory(prefix="mcpagent-", ignore_cleanup_errors=True)
-        number = len(list(Path(self._workspaces.name).iterdir()))
-        return Workspace(config.name, Path(limits.workspace), Path(self._workspaces.name) / str(number))
+        folder = Path(tempfile.mkdtemp(prefix="workspace-", dir=self._temporary_folder()))
+        return Workspace(config.name, Path(limits.workspace), folder)
 
     def _launcher(self, config: ServerConfig, limits: ServerSection) -> Launcher:
         match config:
@@ -224,13 +218,14 @@ class ToolPool:
         self._leaving.add(server)
 
     def _log_path(self, server: str) -> Path:
-        folder = self._log_dir
-        if folder is None:
-            if self._temporary_logs is None:
-                self._temporary_logs = tempfile.TemporaryDirectory(prefix="mcpagent-")
-            folder = Path(self._temporary_logs.name)
+        folder = self._log_dir or self._temporary_folder()
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', server)}.log"
+
+    def _temporary_folder(self) -> Path:
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="mcpagent-", ignore_cleanup_errors=True)
+        return Path(self._temporary.name)
 
 
 def _start_remedy(servers: Sequence[ServerConfig]) -> str:
