@@ -11,17 +11,15 @@ from typing import Any, cast
 
 from mcp import Client
 from mcp.shared.dispatcher import CallOptions
-from mcp.types import (
-    ListToolsResult,
-    Tool,
-)
+from mcp.types import ListToolsResult, Tool
 from mcp_types.methods import parse_server_result
 from pydantic import ValidationError
 
 from mcpagent.core.hidden_text import over_schema_texts
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash, model_names
+from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolCall, ToolSpec, catalog_hash, model_names
 from mcpagent.errors import UserError
+from mcpagent.tools.faults import CallFailed
 from mcpagent.tools.wire import cut_middle
 
 
@@ -52,13 +50,22 @@ class Catalog:
         offered = [s for s in specs if allowed & {s.dotted, s.name, s.server}]
         return cls(offered, denied=[s for s in specs if s not in offered])
 
-    def find(self, server: str, tool: str) -> ToolSpec | None:
-        """Return the tool of a server; with an empty `server`, the tool by the name that the model sees."""
-        return self._by_place.get((server, tool)) if server else self.tools.get(tool)
+    def find(self, call: ToolCall) -> ToolSpec:
+        """Return the tool of a call; without a server, that by the name that the model sees.
 
-    def denies(self, server: str, tool: str) -> bool:
-        """Return True if the tool exists and the allow-list forbids it."""
-        return any(name == tool and server in ("", owner) for owner, name in self._denied)
+        Raises CallFailed if there is none, or if the allow-list forbids it.
+        """
+        server, tool = call.server, call.tool
+        spec = self._by_place.get((server, tool)) if server else self.tools.get(tool)
+        if spec is not None:
+            return spec
+        dotted = f"{server}.{tool}" if server else tool
+        if any(name == tool and server in ("", owner) for owner, name in self._denied):
+            raise CallFailed(FailureKind.DENIED, f"{dotted} is not allowed here")
+        near = near_match(tool, self.tools)
+        raise CallFailed(
+            FailureKind.UNKNOWN_TOOL, f"there is no tool {dotted!r}" + (f". {near}" if near else "")
+        )
 
 
 def to_spec(server: str, tool: Tool) -> ToolSpec:

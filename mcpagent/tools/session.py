@@ -21,7 +21,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.errors import UserError
-from mcpagent.tools.catalog import Catalog, near_match
+from mcpagent.tools.catalog import Catalog
 from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
 from mcpagent.tools.faults import CallFailed, CallLost, CallThrottled, LoginNeeded, classify
 from mcpagent.tools.limits import settled
@@ -93,7 +93,7 @@ class PoolSession:
         if self._closed:
             raise RuntimeError("the session is closed")
         try:
-            spec = self._resolve(call)
+            spec = self._catalog.find(call)
         except CallFailed as failure:
             return failed_result(call, failure.kind, failure.text)
         named = call.model_copy(update={"server": spec.server, "tool": spec.name})
@@ -142,18 +142,6 @@ class PoolSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def _resolve(self, call: ToolCall) -> ToolSpec:
-        spec = self._catalog.find(call.server, call.tool)
-        if spec is not None:
-            return spec
-        name = f"{call.server}.{call.tool}" if call.server else call.tool
-        if self._catalog.denies(call.server, call.tool):
-            raise CallFailed(FailureKind.DENIED, f"{name} is not allowed here")
-        near = near_match(call.tool, self._catalog.tools)
-        raise CallFailed(
-            FailureKind.UNKNOWN_TOOL, f"there is no tool {name!r}" + (f". {near}" if near else "")
-        )
 
     def _pending_call(
         self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose

@@ -41,6 +41,7 @@ from mcpagent.tools.cassettes.tape import (
 )
 from mcpagent.tools.catalog import Catalog
 from mcpagent.tools.contract import OnChange, PinnedTools, Purpose, ToolSession
+from mcpagent.tools.faults import CallFailed
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.servers_config import Isolation
 from mcpagent.tools.wire import wire_fault
@@ -305,10 +306,15 @@ class CassetteSession:
         """Answer the call from the tape or from its server. A miss in strict mode, and one that no live call
         could make up for, are failures of kind `cassette`; `is_chosen_miss` if strict mode lacks what the
         model chose."""
-        spec = self._cassette.catalog.find(call.server, call.tool)
-        fault = wire_fault(call.arguments)
-        if spec is None or fault is not None:
-            return await self._refuse_unsendable(call, fault, purpose)
+        try:
+            spec = self._cassette.catalog.find(call)
+            if fault := wire_fault(call.arguments):
+                raise CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
+        except CallFailed as failure:
+            # No server is reached by it; the live session says so itself, and counts it.
+            if self._live is not None:
+                return await self._live.call(call, purpose=purpose)
+            return failed_result(call, failure.kind, failure.text)
         named = call.model_copy(update={"server": spec.server, "tool": spec.name})
         made = _Made(named, spec, purpose, not spec.annotations.read_only)
         server = self._servers.setdefault(spec.server, _Server())
@@ -392,16 +398,6 @@ class CassetteSession:
                 server.lost = ""
                 server.missing.popleft()
         return ""
-
-    async def _refuse_unsendable(self, call: ToolCall, fault: str | None, purpose: Purpose) -> ToolResult:
-        """No server is reached by it; the live session says so in its own words."""
-        if self._live is not None:
-            return await self._live.call(call, purpose=purpose)
-        if fault is not None:
-            return failed_result(call, FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
-        if self._cassette.catalog.denies(call.server, call.tool):
-            return failed_result(call, FailureKind.DENIED, f"{call.tool} is not allowed here")
-        return failed_result(call, FailureKind.UNKNOWN_TOOL, f"there is no tool {call.tool!r}")
 
     def _refused(self, call: ToolCall, text: str) -> ToolResult:
         self._cassette.counts.refused += 1
