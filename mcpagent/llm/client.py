@@ -35,7 +35,8 @@ class RetryingClient:
     """A `ChatClient`. At most `max_in_flight` requests at once and `per_minute` a minute (None: no limit); a
     failure that may pass is tried `attempts` times in all, after what the server asked to wait. A 429 holds
     every request back. A wait above `max_wait_s` is not begun. The `journal` is told of every attempt before
-    it is sent, and of its end before anything is made of it. Raises ChatFailed, BudgetSpent, UserError."""
+    it is sent, and of its end before anything is made of it; what it has an answer to is not asked, and what
+    got none is not asked again while it is open."""
 
     def __init__(
         self,
@@ -60,6 +61,20 @@ class RetryingClient:
 
     async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
         """Ask until there is an answer. Raises ChatFailed, BudgetSpent and UserError."""
+        journal = self._journal
+        if journal is None:
+            return await self._ask(request, key)
+        key = f"{journal.prefix}:{key}"
+        recorded = journal.answer(key)
+        if recorded is not None:
+            return recorded
+        try:
+            return await self._ask(request, key)
+        except ChatFailed as failure:
+            journal.gave_up(key, failure)
+            raise
+
+    async def _ask(self, request: ChatRequest, key: str) -> ChatReply:
         bound = at_most(request)
         failures = 0
         while True:

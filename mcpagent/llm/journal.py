@@ -25,7 +25,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget
-from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, FailureReason, Usage
+from mcpagent.llm.contract import ChatFailed, ChatReply, FailureReason, Usage
 from mcpagent.llm.endpoint import read_chat
 from mcpagent.storage.datasets import complete_lines, record_writer
 
@@ -245,24 +245,3 @@ def open_journal(folder: Path, *, name: str, run: JsonObject) -> Iterator[tuple[
         where=str(folder),
         remedy="wait for one of them",
     )
-
-
-class JournaledClient:
-    """A `ChatClient` that asks `inner` only what the journal does not answer. What got no answer is not asked
-    again while the journal is open."""
-
-    def __init__(self, inner: ChatClient, journal: Journal) -> None:
-        self._inner = inner
-        self._journal = journal
-
-    async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
-        """Return the answer of the journal if it has one, else that of the model. Raises ChatFailed."""
-        key = f"{self._journal.prefix}:{key}"
-        recorded = self._journal.answer(key)
-        if recorded is not None:
-            return recorded
-        try:
-            return await self._inner.ask(request, key=key)
-        except ChatFailed as failure:
-            self._journal.gave_up(key, failure)
-            raise

@@ -11,8 +11,8 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.config.sections import ApiConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.llm.budget import ApiBudget, given_price, price_of
-from mcpagent.llm.client import open_client
-from mcpagent.llm.journal import JournaledClient, open_journal
+from mcpagent.llm.client import RetryingClient, open_client
+from mcpagent.llm.journal import open_journal
 from mcpagent.tools.io_thread import IOThread
 
 
@@ -27,7 +27,7 @@ class AskedModel:
     """A model whose questions and answers are kept: `client` asks nothing twice, `budget` is what was used,
     by earlier runs of the journal too."""
 
-    client: JournaledClient
+    client: RetryingClient
     budget: ApiBudget
     journal: Path
 
@@ -51,4 +51,4 @@ def open_asked(
         open_client(model, api, budget=budget, run=io.run, on_note=on_note, journal=journal) as client,
     ):
         journal.charge(budget)
-        yield AskedModel(JournaledClient(client, journal), budget, path)
+        yield AskedModel(client, budget, path)

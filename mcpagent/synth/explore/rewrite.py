@@ -26,7 +26,7 @@ from mcpagent.llm.budget import ApiBudget, BudgetSpent
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
-from mcpagent.llm.journal import Journal, JournaledClient
+from mcpagent.llm.journal import Journal
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
@@ -120,15 +120,14 @@ async def rewrite_tasks(
             Endpoint(run.solver or run.endpoint, on_note=on_note) as solver,
         ):
 
-            def journaled(endpoint: Endpoint) -> JournaledClient:
-                patient = RetryingClient(
+            def journaled(endpoint: Endpoint) -> RetryingClient:
+                return RetryingClient(
                     endpoint,
                     budget=run.budget,
                     journal=journal,
                     max_in_flight=run.concurrency,
                     per_minute=run.per_minute,
                 )
-                return JournaledClient(patient, journal)
 
             rewriter = _Rewriter(journaled(writer), journaled(solver), pool, run)
 

@@ -21,7 +21,7 @@ from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint
-from mcpagent.llm.journal import Journal, JournaledClient
+from mcpagent.llm.journal import Journal
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.generate import DatasetOutput
 from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
@@ -177,15 +177,14 @@ async def generate_with_model(
         journal.charge(budget)
         recorded = journal.answered_count
         async with Endpoint(asking.endpoint, on_note=on_note) as endpoint:
-            patient = RetryingClient(
-                endpoint,
-                budget=budget,
-                journal=journal,
-                max_in_flight=asking.concurrency,
-                per_minute=asking.per_minute,
-            )
             workshop = Workshop(
-                client=JournaledClient(patient, journal),
+                client=RetryingClient(
+                    endpoint,
+                    budget=budget,
+                    journal=journal,
+                    max_in_flight=asking.concurrency,
+                    per_minute=asking.per_minute,
+                ),
                 journal=journal,
                 asking=asking,
                 check=FormatCheck(usable=usable, offer=offer, settings=settings),
