@@ -310,7 +310,7 @@ def test_every_template_loads() -> None:
         if path.suffix == ".jinja":
             jinja2.Environment().parse(path.read_text(encoding="utf-8"))
         elif path == ROOT / "templates" / "prompts" / "prices.yaml":
-            assert load_prices(path)
+            assert load_prices()
         elif path == ROOT / "templates" / "prompts" / "judge.yaml":
             assert JudgePrompts.load(path) == JudgePrompts.load()
         elif path == ROOT / "templates" / "prompts" / "rewrite.yaml":

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import yaml
 
@@ -129,9 +128,9 @@ class ApiBudget:
 _DATE = re.compile(r"-20\d\d-\d\d-\d\d$")
 
 
-def load_prices(path: Path | None = None) -> dict[str, Price]:
+def load_prices() -> dict[str, Price]:
     """By model name."""
-    table = yaml.safe_load((path or resource_path("templates/prompts/prices.yaml")).read_text("utf-8"))
+    table = yaml.safe_load(resource_path("templates/prompts/prices.yaml").read_text("utf-8"))
     return {model: Price(**price) for model, price in table.items()}
 
 
@@ -140,14 +139,14 @@ def price_of(model: str) -> Price | None:
     return load_prices().get(_DATE.sub("", model))
 
 
-def given_price(price_in: float | None, price_out: float | None, *, names: tuple[str, str]) -> Price | None:
-    """Return the price that a user names, in dollars per million tokens; None if there is none. Raises
-    UserError for half of one. `names` are those of the two settings."""
+def given_price(price_in: float | None, price_out: float | None) -> Price | None:
+    """Return the price that `api.price_in` and `api.price_out` name, in dollars per million tokens; None if
+    there is none. Raises UserError for half of one."""
     if price_in is not None and price_out is not None:
         return Price(price_in, price_out)
     if price_in is not None or price_out is not None:
         raise UserError(
-            f"one of {names[0]} and {names[1]} is set, which is the price of half a request",
+            "one of api.price_in and api.price_out is set, which is the price of half a request",
             remedy="set both, in dollars per million tokens, or none",
         )
     return None

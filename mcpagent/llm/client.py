@@ -29,14 +29,15 @@ _KEY = "OPENAI_API_KEY"
 _PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seldom do
 _BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 30.0
+_MAX_WAIT_S = 120.0  # a longer one is not begun
 
 
 class RetryingClient:
     """A `ChatClient`. At most `max_in_flight` requests at once and `per_minute` a minute (None: no limit); a
     failure that may pass is tried `attempts` times in all, after what the server asked to wait. A 429 holds
-    every request back. A wait above `max_wait_s` is not begun. The `journal` is told of every attempt before
-    it is sent, and of its end before anything is made of it; what it has an answer to is not asked, and what
-    got none is not asked again while it is open."""
+    every request back. The `journal` is told of every attempt before it is sent, and of its end before
+    anything is made of it; what it has an answer to is not asked, and what got none is not asked again while
+    it is open."""
 
     def __init__(
         self,
@@ -47,7 +48,6 @@ class RetryingClient:
         max_in_flight: int = 8,
         per_minute: float | None = None,
         attempts: int = 6,
-        max_wait_s: float = 120.0,
     ) -> None:
         self._endpoint = endpoint
         self._budget = budget
@@ -56,7 +56,6 @@ class RetryingClient:
         # Evenly spaced: a bucket of a whole minute would let the first burst through and be refused.
         self._pace = AsyncLimiter(1, 60.0 / per_minute) if per_minute else nullcontext()
         self._attempts = attempts
-        self._max_wait_s = max_wait_s
         self._held_until = 0.0  # on the loop's clock
 
     async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
@@ -113,7 +112,7 @@ class RetryingClient:
 
     async def _wait(self, failure: ChatFailed, failures: int) -> None:
         pause_s = backoff_s(failures, first_s=_BACKOFF_S, max_s=_MAX_BACKOFF_S, asked_s=failure.retry_after_s)
-        if pause_s > self._max_wait_s:
+        if pause_s > _MAX_WAIT_S:
             raise failure
         if failure.reason is FailureReason.RATE_LIMITED:
             until = asyncio.get_running_loop().time() + pause_s

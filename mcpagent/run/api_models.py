@@ -18,7 +18,7 @@ from mcpagent.tools.io_thread import IOThread
 
 def budget_of(model: str, api: ApiConfig) -> ApiBudget:
     """Return the caps of `api` for one model. Raises UserError for a cap in dollars without a price."""
-    given = given_price(api.price_in, api.price_out, names=("api.price_in", "api.price_out"))
+    given = given_price(api.price_in, api.price_out)
     return ApiBudget(price=given or price_of(model), max_cost=api.max_cost, max_requests=api.max_requests)
 
 

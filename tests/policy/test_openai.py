@@ -171,7 +171,7 @@ def test_an_outage_leaves_the_episode_unscored_and_its_siblings_are_played() -> 
         is_down = "t1#0" in received.key
         return error(500, "down") if is_down else says(received, "no")
 
-    trajectories, _ = play(script, tasks=3, attempts=2, max_wait_s=5.0)
+    trajectories, _ = play(script, tasks=3, attempts=2)
     assert [t.stop_reason for t in trajectories] == [
         StopReason.ANSWERED,
         StopReason.FAILED,
