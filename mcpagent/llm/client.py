@@ -149,7 +149,7 @@ def open_client(
             attempts=api.attempts,
         )
     finally:
-        run(endpoint.close())
+        run(endpoint.aclose())
 
 
 def endpoint_settings(model: str, api: ApiConfig) -> EndpointSettings:

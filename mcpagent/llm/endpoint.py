@@ -7,8 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
@@ -180,9 +179,7 @@ class Endpoint:
     """Sends requests. What a server cannot do (structured outputs, a parameter) is found out by its refusal,
     given up for all later requests, and told to `on_note`."""
 
-    def __init__(
-        self, settings: EndpointSettings, *, on_note: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, settings: EndpointSettings, *, on_note: Callable[[str], None]) -> None:
         import openai
 
         self._settings = settings
@@ -218,17 +215,9 @@ class Endpoint:
             self._concessions.works(asked)
         return reply
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connections. Idempotent."""
         await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _post(self, request: ChatRequest, headers: dict[str, str]) -> str:
         mode = self._concessions.mode

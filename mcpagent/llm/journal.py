@@ -14,12 +14,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
@@ -139,14 +138,6 @@ class Journal:
         """Close the file, which gives up its lock."""
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _append(self, line: JsonObject) -> tuple[int, int]:
         offset = self._file.tell()
         record_writer(self._file, flush=True).write(SECRETS.value(line))
@@ -237,7 +228,7 @@ def open_journal(folder: Path, *, name: str, run: JsonObject) -> Iterator[tuple[
                 where=str(path),
                 remedy="name a folder for it: --set output_dir=DIR",
             ) from None
-        with journal:
+        with closing(journal):
             yield journal, path
         return
     raise UserError(

@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def use(
 
     async def run(url: str) -> Any:
         settings = EndpointSettings(model="m", base_url=url, api_key=API_KEY, timeout_s=timeout_s)
-        async with Endpoint(settings, on_note=notes.append) as endpoint:
+        async with aclosing(Endpoint(settings, on_note=notes.append)) as endpoint:
             return await work(RetryingClient(endpoint, budget=budget(), **options))
 
     with service(script) as running:

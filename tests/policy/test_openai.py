@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import pytest
@@ -35,16 +36,11 @@ def ask(
     """`use` with a policy of the service that `script` runs, and what the service was asked."""
 
     async def run(url: str) -> T:
+        timeout_s = settings.pop("timeout_s", 20.0)
+        at = EndpointSettings(model="m", base_url=url, api_key=API_KEY, timeout_s=timeout_s)
         async with (
             asyncio.timeout(PATIENCE_S),
-            Endpoint(
-                EndpointSettings(
-                    model="m",
-                    base_url=url,
-                    api_key=API_KEY,
-                    timeout_s=settings.pop("timeout_s", 20.0),
-                )
-            ) as endpoint,
+            aclosing(Endpoint(at, on_note=lambda _: None)) as endpoint,
         ):
             price = Price(1.0, 10.0)
             client = RetryingClient(endpoint, budget=ApiBudget(price=price), **{"attempts": 3, **settings})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -113,11 +114,11 @@ async def rewrite_tasks(
     many stayed as they were, the rest if a cap is reached. Raises UserError if no request can succeed."""
     kept: Counter[str] = Counter()
     made: dict[str, DiskList[Task]] = {split: DiskList() for split in tasks}
-    with run.open_journal(catalog_hash) as journal:
+    with closing(run.open_journal(catalog_hash)) as journal:
         journal.charge(run.budget)
         async with (
-            Endpoint(run.endpoint, on_note=on_note) as writer,
-            Endpoint(run.solver or run.endpoint, on_note=on_note) as solver,
+            aclosing(Endpoint(run.endpoint, on_note=on_note)) as writer,
+            aclosing(Endpoint(run.solver or run.endpoint, on_note=on_note)) as solver,
         ):
 
             def journaled(endpoint: Endpoint) -> RetryingClient:

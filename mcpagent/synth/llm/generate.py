@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,10 +174,11 @@ async def generate_with_model(
         "catalog_hash": offer.catalog_hash,
     }
     run = run_description(settings, asking, offer.catalog_hash)
-    with Journal(journal_file.path, run=run, retry_failed=journal_file.retry_failed) as journal:
+    opened = Journal(journal_file.path, run=run, retry_failed=journal_file.retry_failed)
+    with closing(opened) as journal:
         journal.charge(budget)
         recorded = journal.answered_count
-        async with Endpoint(asking.endpoint, on_note=on_note) as endpoint:
+        async with aclosing(Endpoint(asking.endpoint, on_note=on_note)) as endpoint:
             workshop = Workshop(
                 client=RetryingClient(
                     endpoint,
