@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import httpx2
+from anyio.abc import ObjectSendStream
 from mcp import MCPError
 from mcp.client.sse import sse_client
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
@@ -227,7 +227,7 @@ def _oversize() -> MCPError:
     )
 
 
-class _Posts:
+class _Posts(ObjectSendStream[SessionMessage]):
     """The write stream of the session: every request is answered in a task of its own."""
 
     def __init__(self, endpoint: HttpEndpoint, inbox: Inbox) -> None:
@@ -263,14 +263,6 @@ class _Posts:
 
     async def aclose(self) -> None:
         """The exchanges are ended by the transport."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """See `aclose`."""
 
     async def _answer(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
         try:

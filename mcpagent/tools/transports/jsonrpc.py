@@ -13,10 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, BinaryIO, NoReturn, Self
+from typing import Any, BinaryIO, NoReturn
 
 import anyio
+from anyio.abc import ObjectReceiveStream
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     ErrorData,
@@ -144,7 +144,7 @@ def _as_id(value: object) -> RequestId | None:
     return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
 
 
-class Inbox:
+class Inbox(ObjectReceiveStream[SessionMessage]):
     """The read stream of a session: messages in order, then the end, which `on_end` reports.
 
     With the SDK, that a server is gone shows only at the next call, and then a request that was never sent
@@ -152,7 +152,7 @@ class Inbox:
     """
 
     def __init__(self, *, on_end: Callable[[], None], on_empty: Callable[[], None] | None = None) -> None:
-        self._items: deque[SessionMessage | Exception] = deque()
+        self._items: deque[SessionMessage] = deque()
         self._on_end = on_end
         self._on_empty = on_empty
         self._ended = False
@@ -172,7 +172,7 @@ class Inbox:
         self._ended = True
         self._wake()
 
-    async def receive(self) -> SessionMessage | Exception:
+    async def receive(self) -> SessionMessage:
         """Return the next message. Raises EndOfStream after the last one."""
         while not self._items:
             if self._ended:
@@ -188,23 +188,6 @@ class Inbox:
         """Drop what was not read, and end the stream."""
         self._items.clear()
         self.end()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -16,11 +16,11 @@ import signal
 import subprocess
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, cast
 
 import anyio
 import psutil
+from anyio.abc import ObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, RequestId
 
@@ -184,7 +184,7 @@ async def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-class _Stdin(asyncio.Protocol):
+class _Stdin(asyncio.Protocol, ObjectSendStream[SessionMessage]):
     """The write stream of the session: encodes in the caller's task, so that what cannot be encoded fails
     its own call."""
 
@@ -240,14 +240,6 @@ class _Stdin(asyncio.Protocol):
 
     async def aclose(self) -> None:
         """The pipe itself is closed by the transport."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """See `aclose`."""
 
 
 class _Stdout(asyncio.Protocol):
