@@ -35,19 +35,13 @@ _SAID_CHARS = 200  # of why a reset failed
 _THROTTLED_FIRST_S = 0.2
 
 
-@dataclass
-class WriteGeneration:
-    """Which instance of a server an episode wrote to (`Live.number`); None while it has only read."""
-
-    generation: int | None = None
-
-
 @dataclass(slots=True, kw_only=True)
 class PendingCall:
     """One call: what to send and how often, and (from `waited_s` on) what it took.
 
     `repeats` counts the sendings that may follow a loss. `is_safe`: a second effect does no harm.
-    `write_generation` is None if a restart of the server loses nothing.
+    `written_to` has by server the instance (`Live.number`) that the episode wrote to, and None stands for it
+    if a restart of the server loses nothing.
     """
 
     tool: str
@@ -56,7 +50,7 @@ class PendingCall:
     repeats: int = 0
     is_safe: bool = False
     is_write: bool = True
-    write_generation: WriteGeneration | None = None
+    written_to: dict[str, int] | None = None
     waited_s: float = 0.0  # for the server and for a slot
     latency_s: float = 0.0  # of the last sending
     sendings: int = 0
@@ -84,7 +78,7 @@ class PoolSession:
         self._result_limit_chars = result_limit_chars
         self._on_close = on_close
         self._opened: dict[str, ServerSupervisor] = {}
-        self._write_generations: dict[str, WriteGeneration] = {}
+        self._written_to: dict[str, int] = {}
         self._closed = False
 
     async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
@@ -146,7 +140,6 @@ class PoolSession:
     def _pending_call(
         self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose
     ) -> PendingCall:
-        keeps_state = not server.limits.survives_restart
         return PendingCall(
             tool=spec.name,
             arguments=call.arguments,
@@ -154,9 +147,7 @@ class PoolSession:
             repeats=server.repeats,
             is_safe=server.is_safe(spec),
             is_write=not spec.annotations.read_only,
-            write_generation=self._write_generations.setdefault(server.name, WriteGeneration())
-            if keeps_state
-            else None,
+            written_to=None if server.limits.survives_restart else self._written_to,
         )
 
     async def workspace(self, server: str) -> Path | None:
@@ -232,7 +223,7 @@ async def make_call(
     meta = RequestParamsMeta(**{PURPOSE_META_KEY: pending.purpose.value})
     params = CallToolRequestParams(name=pending.tool, arguments=pending.arguments, _meta=meta)
     request = CallToolRequest(params=params)
-    wrote_to = pending.write_generation.generation if pending.write_generation is not None else None
+    wrote_to = None if pending.written_to is None else pending.written_to.get(server.name)
     patience_s = supervisor.start_timeout_s
     while True:
         begun_s = time.perf_counter()
@@ -245,8 +236,8 @@ async def make_call(
             if wrote_to not in (None, live.number):
                 text = "the server was restarted since this episode wrote to it: what it held may be lost"
                 raise CallFailed(FailureKind.CRASHED, text)
-            if pending.is_write and pending.write_generation is not None:
-                pending.write_generation.generation = live.number
+            if pending.is_write and pending.written_to is not None:
+                pending.written_to[server.name] = live.number
             try:
                 return await _send(server, supervisor, live, request, pending)
             except CallThrottled as throttled:
