@@ -186,9 +186,7 @@ class EpisodeSetup:
             "concurrency": self.concurrency,
             "user": config.rollout.user_model or "scripted",
             "tools": config.tools.model_dump(mode="json"),
-            "catalog_hash": self.tools.pool.catalog_hash,
-            "renamed_tools": dict(self.tools.pool.renamed),
-            "server_versions": dict(self.tools.pool.versions),
+            **self.tools.as_json(),
         }
 
 

@@ -60,11 +60,6 @@ class PinnedTools(ToolProvider, Protocol):
         ...
 
     @property
-    def renamed(self) -> Mapping[str, str]:
-        """`server.tool` by the name that the model sees, for the tools whose own name is not unique."""
-        ...
-
-    @property
     def versions(self) -> Mapping[str, str]:
         """By server, the version that it reports of itself; a server that reports none is not there."""
         ...

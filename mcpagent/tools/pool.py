@@ -87,11 +87,6 @@ class ToolPool:
         return self._catalog.hash
 
     @property
-    def renamed(self) -> Mapping[str, str]:
-        """`server.tool` by the name that the model sees, for the tools whose own name is not unique."""
-        return {name: spec.dotted for name, spec in self.tools.items() if name != spec.name}
-
-    @property
     def versions(self) -> Mapping[str, str]:
         """By server, the version that it reported when it was started; a server that reported none is not
         there."""

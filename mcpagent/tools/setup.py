@@ -135,6 +135,16 @@ class Tools:
     own_state: frozenset[str] = frozenset()
     own_instances: frozenset[str] = frozenset()
 
+    def as_json(self) -> JsonObject:
+        """Return what a record of a run says of its tools. `renamed_tools` has `server.tool` by the name that
+        the model sees, for the tools whose own name is not unique."""
+        renamed = {name: spec.dotted for name, spec in self.pool.tools.items() if name != spec.name}
+        return {
+            "catalog_hash": self.pool.catalog_hash,
+            "renamed_tools": renamed,
+            "server_versions": dict(self.pool.versions),
+        }
+
     def take_cassette_counts(self) -> JsonObject | None:
         """Return what the cassette did since this was last asked; None if there is none."""
         return None if self.cassette is None else self.cassette.take_counts()

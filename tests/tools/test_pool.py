@@ -31,7 +31,6 @@ async def test_tools_keep_their_names_and_only_collisions_are_prefixed() -> None
         by_model_name = await session.call(ToolCall(id="1", tool="two__search", arguments={}))
         assert (by_model_name.server, by_model_name.tool) == ("two", "search")
         assert by_model_name.content == "x"
-        assert pool.renamed == {"one__search": "one.search", "two__search": "two.search"}
         assert {name: spec.dotted for name, spec in pool.tools.items()} == {
             "one__search": "one.search",
             "two__search": "two.search",

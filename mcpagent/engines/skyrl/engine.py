@@ -137,8 +137,7 @@ class SkyrlEngine:
                     "seed": config.seed,
                     "engine": {"name": self.name, "version": installed_version("skyrl")},
                     "data": {"train": str(source), "tasks": len(tasks), "sha256": tasks.sha256},
-                    "catalog_hash": tools.pool.catalog_hash,
-                    "server_versions": dict(tools.pool.versions),
+                    **tools.as_json(),
                 }
                 RunFolder.create(run.path, config_yaml=dump_config(config), manifest=manifest)
             else:

@@ -147,11 +147,6 @@ class Cassette:
         return self.catalog.hash
 
     @property
-    def renamed(self) -> Mapping[str, str]:
-        """As those of a `ToolPool`."""
-        return {name: spec.dotted for name, spec in self.tools.items() if name != spec.name}
-
-    @property
     def versions(self) -> Mapping[str, str]:
         """As those of a `ToolPool`; none if no server runs."""
         return {} if self.live is None else self.live.versions
