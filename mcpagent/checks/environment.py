@@ -336,7 +336,7 @@ def env_check(
             )
         tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
         tasks, source = (given, str(data)) if given is not None else (_sample_tasks(config), _SAMPLES)
-        note = catalog_note(tasks, tools.pool)
+        note = catalog_note(tasks, tools.pool, on_change=config.tools.on_catalog_change)
         if note is not None:
             console.note(note)
         abstaining = DiskList(task for task in tasks if task.truth.abstain)

@@ -27,7 +27,7 @@ from mcpagent.run.judge import OpenedJudge, judge_note
 from mcpagent.run.policies import ReadyPolicy, at_once, open_agent, open_policy, refuse_policy
 from mcpagent.storage.datasets import DiskList, TaskFile, find_dataset
 from mcpagent.storage.packages import provenance
-from mcpagent.tools.contract import PinnedTools
+from mcpagent.tools.contract import OnChange, PinnedTools
 from mcpagent.tools.servers_config import server_names
 from mcpagent.tools.setup import Tools, check_named, note_named, open_tools
 
@@ -212,7 +212,7 @@ def open_episodes(
         if note is not None:
             console.note(note)
         tools = stack.enter_context(open_tools(config.tools, ledger=ledger, on_note=console.note))
-        note = catalog_note(tasks, tools.pool)
+        note = catalog_note(tasks, tools.pool, on_change=config.tools.on_catalog_change)
         if note is not None:
             console.note(note)
         concurrency = min(config.rollout.num_envs, len(tasks) * samples)
@@ -291,9 +291,9 @@ def _validation_file(config: TrainConfig) -> Path:
     return find_dataset(config.data.validation, split="validation", beside=config.data.train)
 
 
-def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:
+def catalog_note(tasks: Sequence[Task], pool: PinnedTools, *, on_change: OnChange) -> str | None:
     """Return how the servers' tools differ from those that the dataset was made for; None if they agree or
-    the dataset does not say. Raises UserError if the pool refuses such a change."""
+    the dataset does not say. Raises UserError if such a change is refused."""
     pinned = next(
         (task.extra_info["catalog_hash"] for task in tasks if "catalog_hash" in task.extra_info), None
     )
@@ -311,7 +311,7 @@ def catalog_note(tasks: Sequence[Task], pool: PinnedTools) -> str | None:
         f"{pool.catalog_hash[:12]} now); "
         + ("; ".join(changes) if changes else "their names are the same, descriptions or schemas differ")
     )
-    if pool.on_change == "refuse":
+    if on_change == "refuse":
         remedy = "Make the dataset anew, or accept it: --set tools.on_catalog_change=warn"
         raise UserError(note, where="tools.on_catalog_change", remedy=remedy)
     return note

@@ -115,7 +115,7 @@ def train(
         }
         if config.algorithm == "sft" and config.sft.curriculum is not None:
             document["curriculum"] = config.sft.curriculum
-        changed = catalog_note(tasks, tools.pool)
+        changed = catalog_note(tasks, tools.pool, on_change=config.tools.on_catalog_change)
         if changed is not None:
             watch.note(changed)
         inputs = RunInputs(

@@ -67,8 +67,3 @@ class PinnedTools(ToolProvider, Protocol):
     def metrics(self) -> PoolMetrics:
         """Return what the calls of the servers came to since they were started."""
         ...
-
-    @property
-    def on_change(self) -> OnChange:
-        """Return what it means that the tools are not those of the dataset."""
-        ...

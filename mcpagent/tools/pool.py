@@ -18,7 +18,6 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import LEDGER_ENV, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import Catalog, declared, near_match
-from mcpagent.tools.contract import OnChange
 from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.limits import limits_of
 from mcpagent.tools.metrics import PoolMetrics
@@ -63,7 +62,6 @@ class ToolPool:
     ) -> None:
         self._configs = tuple(servers)
         self._config = config
-        self.on_change: OnChange = config.on_catalog_change
         self._ledger = ledger
         self._log_dir = log_dir
         self._on_note: Callable[[str], None] = lambda text: on_note(SECRETS.text(text))

@@ -38,7 +38,6 @@ def strict_cassette(config: ToolsConfig) -> Cassette | None:
         Path(config.cassette),
         result_limit_chars=config.result_limit_chars,
         allow=config.allow_list,
-        on_change=config.on_catalog_change,
     )
 
 

@@ -18,8 +18,9 @@ def _made_with(catalog: str) -> list[Task]:
 
 
 def test_tools_that_changed_since_the_dataset_are_refused_where_the_user_asks_for_it() -> None:
-    with open_tools(config("tools.on_catalog_change=refuse").tools) as tools:
-        assert catalog_note(_made_with(tools.pool.catalog_hash), tools.pool) is None
+    with open_tools(config().tools) as tools:
+        same = _made_with(tools.pool.catalog_hash)
+        assert catalog_note(same, tools.pool, on_change="refuse") is None
         with pytest.raises(UserError, match="tools have changed since the dataset was made") as error:
-            catalog_note(_made_with("0123456789abcdef"), tools.pool)
+            catalog_note(_made_with("0123456789abcdef"), tools.pool, on_change="refuse")
     assert error.value.where == "tools.on_catalog_change"

@@ -40,7 +40,7 @@ from mcpagent.tools.cassettes.tape import (
     schema_hash,
 )
 from mcpagent.tools.catalog import Catalog
-from mcpagent.tools.contract import OnChange, PinnedTools, Purpose, ToolSession
+from mcpagent.tools.contract import PinnedTools, Purpose, ToolSession
 from mcpagent.tools.faults import CallFailed
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.servers_config import Isolation
@@ -70,7 +70,6 @@ class Cassette:
     servers: ServerFacts
     limit_chars: int
     live: PinnedTools | None = None
-    on_change: OnChange = "warn"
     _under_way: dict[str, asyncio.Event] = field(default_factory=dict)
     _schemas: dict[str, str] = field(default_factory=dict)
 
@@ -102,7 +101,6 @@ class Cassette:
             servers=servers,
             limit_chars=result_limit_chars,
             live=live,
-            on_change=live.on_change,
         )
         for note in [*_changes(cassette.tape.catalog, tools), *_contaminations(servers, tools)]:
             on_note(note)
@@ -116,7 +114,6 @@ class Cassette:
         *,
         result_limit_chars: int,
         allow: Sequence[str] | None = None,
-        on_change: OnChange = "warn",
     ) -> Self:
         """Strict: the tape is all there is, its tools included. Raises UserError if there is no tape."""
         tape = Tape(folder, writable=False)
@@ -133,7 +130,6 @@ class Cassette:
             catalog=Catalog.of(pinned.tools, allow=allow),
             servers=ServerFacts(versions=pinned.versions),
             limit_chars=result_limit_chars,
-            on_change=on_change,
         )
 
     @property
