@@ -34,7 +34,7 @@ class Catalog:
 
     @classmethod
     def of(cls, specs: Sequence[ToolSpec], *, allow: Sequence[str] | None) -> Catalog:
-        """Return an entry of `allow` is `server.tool`, a tool or a whole server; None offers every tool.
+        """Offer what `allow` names: `server.tool`, a tool or a whole server; None offers every tool.
 
         Raises UserError for an entry that names nothing.
         """

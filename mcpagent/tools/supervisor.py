@@ -97,8 +97,8 @@ class ServerSupervisor:
     """Keeps one server running. Bound to the running loop; the first `up` starts it.
 
     `breaker` belongs to the server, so several supervisors may share it. `on_tool_list` sees the tool list of
-    every generation and may raise OpenFailed; None if the list need not be read. `questions` answers what the
-    server asks (None: it is refused), `workspace` is the copy that it works on.
+    every generation and may raise OpenFailed; None if the list need not be read. `workspace` is the copy that
+    it works on.
     """
 
     def __init__(

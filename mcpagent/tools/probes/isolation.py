@@ -26,6 +26,8 @@ from mcpagent.tools.servers_config import InProcessServer, Isolation, ServerConf
 from mcpagent.tools.transports.process_trees import MARK_ENV
 from mcpagent.tools.workspace import tree_digest, walk
 
+_CALL_TIMEOUT_S = 10.0
+_STARTS = 4  # of a server that begins each episode in the same state
 _RESULT_LIMIT_CHARS = 1_000_000  # answers are compared, so they must not be cut
 _PLACE = re.compile(r"(?i)path|file|folder|direct|(?:^|_)(?:dir|dest|destination|root|cwd)(?:$|_)")
 
@@ -70,7 +72,6 @@ async def probe_isolation(
     *,
     allow: Sequence[str] | None = None,
     allow_writes: bool = False,
-    timeout_s: float = 10.0,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> IsolationVerdict:
     """Start two instances of a server and see whether one episode's calls show up in another's.
@@ -82,8 +83,8 @@ async def probe_isolation(
     Raises UserError if the server does not start.
     """
     async with AsyncExitStack() as stack:
-        first, cost = await stack.enter_async_context(_instance(config, timeout_s=timeout_s, on_note=on_note))
-        second, _ = await stack.enter_async_context(_instance(config, timeout_s=timeout_s))
+        first, cost = await stack.enter_async_context(_instance(config, on_note=on_note))
+        second, _ = await stack.enter_async_context(_instance(config))
         specs = [
             spec
             for spec in first.tools.values()
@@ -110,11 +111,11 @@ async def probe_isolation(
 
 @asynccontextmanager
 async def _instance(
-    config: ServerConfig, *, timeout_s: float, on_note: Callable[[str], None] = lambda _: None
+    config: ServerConfig, *, on_note: Callable[[str], None] = lambda _: None
 ) -> AsyncGenerator[tuple[ToolPool, InstanceCost]]:
     """Run one instance of a server, measured. Raises UserError if it does not start."""
     settings = ToolsConfig(
-        timeout_s=timeout_s,
+        timeout_s=_CALL_TIMEOUT_S,
         retry=0,
         result_limit_chars=_RESULT_LIMIT_CHARS,
         per_server={config.name: ServerSection(isolation="shared")},
@@ -326,7 +327,7 @@ class StartState:
 
 
 async def probe_start(
-    config: ServerConfig, limits: ServerSection, *, starts: int = 4, on_note: Callable[[str], None]
+    config: ServerConfig, limits: ServerSection, *, on_note: Callable[[str], None]
 ) -> StartState:
     """Start a server's episodes one after another, change in each what there is to change, and compare the
     states that they begin in: the bytes of the workspace, and what the tools answer that only read.
@@ -341,7 +342,7 @@ async def probe_start(
     async with ToolPool([config], ToolsConfig(per_server={config.name: limits}), on_note=on_note) as pool:
         specs = list(pool.tools.values())
         forbidden = _forbidden(specs)
-        while differs is None and number < starts:
+        while differs is None and number < _STARTS:
             number += 1
             async with pool.session() as session:
                 begun_s = time.perf_counter()

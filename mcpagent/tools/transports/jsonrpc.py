@@ -38,7 +38,6 @@ _BLOCKS_MAX = 500  # of one result; text blocks that follow one another count as
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,200}")'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
 _OUTCOME = rb'"(?:result|error)"\s*:'
-_REST = (_VERSION, _OUTCOME)
 _ID_IN_HEAD = re.compile(
     rb"\s*\{\s*(?:%b\s*,\s*)?%b\s*,\s*(?:%b\s*,\s*)?%b" % (_VERSION, _ID, _VERSION, _OUTCOME)
 )

@@ -334,12 +334,10 @@ class _Stdout(asyncio.Protocol):
             request_id = response_id(line.head, line.tail)
             text = f"the response of {line.size} bytes is larger than the {MAX_MESSAGE_BYTES} that are taken"
             self._refuse(request_id, OVERSIZE_RESULT, text, line.head, size=line.size)
-        elif is_notification(line):
+        elif not line or line.isspace() or is_notification(line):
             self._unasked.note(len(line), NOTIFICATION)
-        elif line and not line.isspace():
-            self._take(line)
         else:
-            self._unasked.note(len(line), NOTIFICATION)
+            self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:
