@@ -213,24 +213,16 @@ class RecordedAnswer(Record):
 _HEAD = re.compile(rb'\{"call": "([0-9a-f]{16})-([0-9a-f]{16})", "sum": "([0-9a-f]{16})", ')
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """An answer and what it is an answer to."""
-
-    key: CallKey
-    answer: RecordedAnswer
-
-
-def encode(recorded: Recorded) -> bytes:
+def encode(key: CallKey, answer: RecordedAnswer) -> bytes:
     """Return the line, with its newline. The same record gives the same bytes."""
-    key = asdict(recorded.key)
-    key["arguments"] = json.loads(json.dumps(key["arguments"], sort_keys=True))
-    answer = recorded.answer.model_dump(mode="json", exclude_defaults=True)
-    fields = {name: key[name] for name in ("server", "tool", "arguments", "after", "version", "schema")}
+    of_key = asdict(key)
+    of_key["arguments"] = json.loads(json.dumps(key.arguments, sort_keys=True))
+    of_answer = answer.model_dump(mode="json", exclude_defaults=True)
+    fields = {name: of_key[name] for name in ("server", "tool", "arguments", "after", "version", "schema")}
     # What `wire_fault` would refuse is never recorded: there is no lone surrogate and no NaN here.
-    body = json.dumps({**fields, "answer": answer}, ensure_ascii=False, allow_nan=False)[1:].encode()
-    ids = recorded.key.id
-    return f'{{"call": "{ids}", "sum": "{_sum(ids.encode(), body)}", '.encode() + body + b"\n"
+    body = json.dumps({**fields, "answer": of_answer}, ensure_ascii=False, allow_nan=False)[1:].encode()
+    checksum = content_digest(key.id.encode() + body)
+    return f'{{"call": "{key.id}", "sum": "{checksum}", '.encode() + body + b"\n"
 
 
 def ids_of(line: bytes, *, where: str) -> tuple[bytes, bytes]:
@@ -238,25 +230,21 @@ def ids_of(line: bytes, *, where: str) -> tuple[bytes, bytes]:
     head = _HEAD.match(line)
     if head is None:
         raise _damaged(where, f"is not a recorded call: {shown_value(line[:60].decode('utf-8', 'replace'))}")
-    if head[3].decode() != _sum(head[1] + b"-" + head[2], line[head.end() : -1]):
+    if head[3].decode() != content_digest(head[1] + b"-" + head[2] + line[head.end() : -1]):
         raise _damaged(where, "does not match its checksum: it was edited or damaged after its recording")
     return bytes.fromhex(head[1].decode()), bytes.fromhex(head[2].decode())
 
 
-def decode(line: bytes, *, where: str) -> Recorded:
+def decode(line: bytes, *, where: str) -> tuple[CallKey, RecordedAnswer]:
     """Return what `encode` was given. Raises UserError for a line that another version wrote."""
     try:
         fields = json.loads(line)
         del fields["call"], fields["sum"]
         answer = RecordedAnswer.model_validate(fields.pop("answer"))
-        return Recorded(CallKey(**fields), answer)
+        return CallKey(**fields), answer
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         reason = str(error).partition("\n")[0]
         raise _damaged(where, f"cannot be read: {reason}") from None
-
-
-def _sum(ids: bytes, body: bytes) -> str:
-    return content_digest(ids + body)
 
 
 def _damaged(where: str, message: str) -> UserError:
@@ -311,9 +299,6 @@ class Tape:
             )
         self._refresh()
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     @property
     def catalog(self) -> TapeCatalog | None:
         """None if nothing was recorded yet."""
@@ -337,13 +322,13 @@ class Tape:
     def find(self, key: CallKey) -> RecordedAnswer | None:
         """Return the recorded answer, if there is one."""
         place = self._places.get(bytes.fromhex(key.call_id + key.state_id))
-        return None if place is None else self._read(place).answer
+        return None if place is None else self._read(place)[1]
 
     def nearest(self, key: CallKey) -> CallKey | None:
         """Return the last recorded key of the same call, in whatever state; None if the call was never
         made."""
         place = self._latest.get(bytes.fromhex(key.call_id))
-        return None if place is None else self._read(place).key
+        return None if place is None else self._read(place)[0]
 
     def catch_up(self) -> None:
         """Learn what other processes have recorded since."""
@@ -359,7 +344,7 @@ class Tape:
                 return StoredBy.SAME
             if recorded is not None and not replace:
                 return StoredBy.KEPT
-            self._append(encode(Recorded(key, answer)))
+            self._append(encode(key, answer))
         return StoredBy.NEW if recorded is None else StoredBy.REPLACED
 
     @contextmanager
@@ -389,7 +374,7 @@ class Tape:
         self._places[call + state] = self._latest[call] = self._end
         self._end += len(line)
 
-    def _read(self, place: int) -> Recorded:
+    def _read(self, place: int) -> tuple[CallKey, RecordedAnswer]:
         with self._calls.open("rb") as file:
             file.seek(place)
             return decode(file.readline(), where=str(self._calls))

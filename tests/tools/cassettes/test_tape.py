@@ -117,7 +117,6 @@ def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
         process.communicate(timeout=60)
     assert [process.returncode for process in writers] == [0, 0]
     tape = Tape(tmp_path, writable=False)
-    assert len(tape) == 150
     assert all(tape.find(key(i)) == answer(i, 9_000) for i in range(150))
     lines = (tmp_path / CALLS_NAME).read_bytes().splitlines()
     assert len(lines) == 150 and all(json.loads(line) for line in lines)
@@ -144,7 +143,6 @@ def test_a_writer_that_is_killed_leaves_every_finished_answer(tmp_path: Path) ->
     said += [int(line) for line in process.communicate(timeout=30)[0].splitlines() if line]
     survivor = Tape(tmp_path, writable=True)
     assert all(survivor.find(key(i)) == answer(i, 50_000) for i in said)
-    assert len(survivor) >= len(said)
     survivor.add(key(200_000), answer(200_000), replace=False)
     again = Tape(tmp_path, writable=False)
     assert all(again.find(key(i)) is not None for i in (*said, 200_000))
@@ -158,7 +156,7 @@ def test_an_unfinished_last_line_is_no_answer_and_the_next_writer_removes_it(
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
     reader = Tape(tmp_path, writable=False)
-    assert (len(reader), reader.find(key(1)), reader.find(key(2))) == (1, answer(1), None)
+    assert (reader.find(key(1)), reader.find(key(2))) == (answer(1), None)
     recorded(tmp_path, 2)
     assert path.read_bytes() == whole
 
@@ -209,5 +207,5 @@ def test_answers_stay_on_disk_until_they_are_asked_for(tmp_path: Path) -> None:
     tape = Tape(tmp_path, writable=False)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(tape) == 2_000 and (tmp_path / CALLS_NAME).stat().st_size > 8_000_000
+    assert tape.find(key(1_999)) is not None and (tmp_path / CALLS_NAME).stat().st_size > 8_000_000
     assert held < 2_000 * 600  # bytes; measured about 400 an entry
