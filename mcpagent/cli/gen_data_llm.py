@@ -127,8 +127,6 @@ def _settings(
         samples=_chosen(options.samples, env, "N_SAMPLES", 20),
         votes=options.votes,
         repairs=options.repairs,
-        concurrency=config.api.max_in_flight,
-        per_minute=config.api.calls_per_minute,
         max_output_tokens=options.max_output_tokens,
     )
     return settings, asking
@@ -143,8 +141,6 @@ def rewriting(options: LLMOptions, config: TrainConfig, folder: Path, *, console
     return RewriteRun(
         endpoint=endpoint,
         solver=replace(endpoint, model=options.solver_model) if options.solver_model else None,
-        concurrency=api.max_in_flight,
-        per_minute=api.calls_per_minute,
         max_output_tokens=options.max_output_tokens,
         seed=config.seed,
         budget=_budget(api, endpoint.model, console),

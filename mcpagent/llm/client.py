@@ -33,29 +33,19 @@ _MAX_WAIT_S = 120.0  # a longer one is not begun
 
 
 class RetryingClient:
-    """A `ChatClient`. At most `max_in_flight` requests at once and `per_minute` a minute (None: no limit); a
-    failure that may pass is tried `attempts` times in all, after what the server asked to wait. A 429 holds
-    every request back. The `journal` is told of every attempt before it is sent, and of its end before
-    anything is made of it; what it has an answer to is not asked, and what got none is not asked again while
-    it is open."""
+    """A `ChatClient` that keeps to the settings of its endpoint. A failure that may pass is tried again after
+    what the server asked to wait; a 429 holds every request back. The `journal` is told of every attempt
+    before it is sent, and of its end before anything is made of it; what it has an answer to is not asked,
+    and what got none is not asked again while it is open."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        budget: ApiBudget,
-        journal: Journal | None = None,
-        max_in_flight: int = 8,
-        per_minute: float | None = None,
-        attempts: int = 6,
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, *, budget: ApiBudget, journal: Journal | None = None) -> None:
         self._endpoint = endpoint
         self._budget = budget
         self._journal = journal
-        self._slots = asyncio.Semaphore(max_in_flight)
+        self._slots = asyncio.Semaphore(endpoint.settings.max_in_flight)
         # Evenly spaced: a bucket of a whole minute would let the first burst through and be refused.
+        per_minute = endpoint.settings.per_minute
         self._pace = AsyncLimiter(1, 60.0 / per_minute) if per_minute else nullcontext()
-        self._attempts = attempts
         self._held_until = 0.0  # on the loop's clock
 
     async def ask(self, request: ChatRequest, *, key: str) -> ChatReply:
@@ -83,7 +73,7 @@ class RetryingClient:
                 if failure.reason is FailureReason.UNSUPPORTED:
                     continue  # finitely often: each time the client asks for less
                 failures += 1
-                if failure.reason not in _PASSING or failures == self._attempts:
+                if failure.reason not in _PASSING or failures == self._endpoint.settings.attempts:
                     raise
                 await self._wait(failure, failures)
 
@@ -140,14 +130,7 @@ def open_client(
     Raises UserError if the key is missing."""
     endpoint = Endpoint(endpoint_settings(model, api), on_note=on_note)
     try:
-        yield RetryingClient(
-            endpoint,
-            budget=budget,
-            journal=journal,
-            max_in_flight=api.max_in_flight,
-            per_minute=api.calls_per_minute,
-            attempts=api.attempts,
-        )
+        yield RetryingClient(endpoint, budget=budget, journal=journal)
     finally:
         run(endpoint.aclose())
 
@@ -162,5 +145,11 @@ def endpoint_settings(model: str, api: ApiConfig) -> EndpointSettings:
             remedy=f"export {_KEY}=..., or put it into .env; --set api.base_url=URL names another server",
         )
     return EndpointSettings(
-        model=model, base_url=api.base_url, api_key=key or _PLACEHOLDER_KEY, timeout_s=api.timeout_s
+        model=model,
+        base_url=api.base_url,
+        api_key=key or _PLACEHOLDER_KEY,
+        timeout_s=api.timeout_s,
+        max_in_flight=api.max_in_flight,
+        per_minute=api.calls_per_minute,
+        attempts=api.attempts,
     )

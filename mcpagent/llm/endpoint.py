@@ -167,12 +167,17 @@ def _message(error: openai.APIStatusError) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSettings:
-    """`base_url` None is OpenAI's own; `timeout_s` is the deadline of one attempt, its whole answer."""
+    """How a model is asked: where (`base_url` None is OpenAI's own), by which deadline of one attempt, its
+    whole answer, with how many requests at once and in a minute (None: no limit), and how often in all if a
+    failure may pass."""
 
     model: str
     base_url: str | None = None
     api_key: str
     timeout_s: float = 120.0
+    max_in_flight: int = 8
+    per_minute: float | None = None
+    attempts: int = 6
 
 
 class Endpoint:
@@ -182,7 +187,7 @@ class Endpoint:
     def __init__(self, settings: EndpointSettings, *, on_note: Callable[[str], None]) -> None:
         import openai
 
-        self._settings = settings
+        self.settings = settings
         self._concessions = Concessions(on_note=on_note)
         SECRETS.learn({"API_KEY": settings.api_key})
         self._client = openai.AsyncOpenAI(
@@ -200,7 +205,7 @@ class Endpoint:
         # Gateways that know the header bill one key once, also when the answer to it was lost.
         headers = {"Idempotency-Key": key}
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with asyncio.timeout(self.settings.timeout_s):
                 body = await self._post(request, headers)
         except (TimeoutError, openai.APITimeoutError):
             raise self._late() from None
@@ -221,7 +226,7 @@ class Endpoint:
 
     async def _post(self, request: ChatRequest, headers: dict[str, str]) -> str:
         mode = self._concessions.mode
-        body = self._concessions.applied(chat_body(request, model=self._settings.model, mode=mode))
+        body = self._concessions.applied(chat_body(request, model=self.settings.model, mode=mode))
         answer = await self._client.chat.completions.with_raw_response.create(**body, extra_headers=headers)
         return answer.text
 
@@ -239,7 +244,7 @@ class Endpoint:
         self, error: openai.APIStatusError, request: ChatRequest, asked: int
     ) -> ChatFailed | UserError:
         where = str(self._client.base_url)
-        failure = failure_of(error, where=where, model=self._settings.model)
+        failure = failure_of(error, where=where, model=self.settings.model)
         if isinstance(failure, UserError):
             return UserError(SECRETS.text(failure.message), where=failure.where, remedy=failure.remedy)
         has_schema = request.schema is not None
@@ -251,7 +256,7 @@ class Endpoint:
         return failure
 
     def _late(self) -> ChatFailed:
-        text = f"no whole answer within {self._settings.timeout_s:g} s"
+        text = f"no whole answer within {self.settings.timeout_s:g} s"
         return ChatFailed(FailureReason.TIMED_OUT, text, may_be_billed=True)
 
 

@@ -30,16 +30,16 @@ def use(
     work: Callable[[RetryingClient], Awaitable[Any]],
     *,
     budget: Callable[[], ApiBudget] = ApiBudget,
-    timeout_s: float = 20.0,
     **options: Any,
 ) -> tuple[Any, Service, list[str]]:
     """What `work` returns, what the service received, and the notes."""
     notes: list[str] = []
 
     async def run(url: str) -> Any:
-        settings = EndpointSettings(model="m", base_url=url, api_key=API_KEY, timeout_s=timeout_s)
+        paced = {"timeout_s": 20.0, **options}
+        settings = EndpointSettings(model="m", base_url=url, api_key=API_KEY, **paced)
         async with aclosing(Endpoint(settings, on_note=notes.append)) as endpoint:
-            return await work(RetryingClient(endpoint, budget=budget(), **options))
+            return await work(RetryingClient(endpoint, budget=budget()))
 
     with service(script) as running:
         return asyncio.run(run(running.url)), running, notes

@@ -36,14 +36,14 @@ def ask(
     """`use` with a policy of the service that `script` runs, and what the service was asked."""
 
     async def run(url: str) -> T:
-        timeout_s = settings.pop("timeout_s", 20.0)
-        at = EndpointSettings(model="m", base_url=url, api_key=API_KEY, timeout_s=timeout_s)
+        paced = {"timeout_s": 20.0, "attempts": 3, **settings}
+        at = EndpointSettings(model="m", base_url=url, api_key=API_KEY, **paced)
         async with (
             asyncio.timeout(PATIENCE_S),
             aclosing(Endpoint(at, on_note=lambda _: None)) as endpoint,
         ):
             price = Price(1.0, 10.0)
-            client = RetryingClient(endpoint, budget=ApiBudget(price=price), **{"attempts": 3, **settings})
+            client = RetryingClient(endpoint, budget=ApiBudget(price=price))
             return await use(OpenAIPolicy(client, price=price))
 
     with service(script) as running:

@@ -54,8 +54,6 @@ class RewriteRun:
     budget: ApiBudget
     journal: Path
     solver: EndpointSettings | None = None
-    concurrency: int = 8
-    per_minute: float | None = None
     max_output_tokens: int = 1024
     seed: int = 0
     retry_failed: bool = False
@@ -120,17 +118,12 @@ async def rewrite_tasks(
             aclosing(Endpoint(run.endpoint, on_note=on_note)) as writer,
             aclosing(Endpoint(run.solver or run.endpoint, on_note=on_note)) as solver,
         ):
-
-            def journaled(endpoint: Endpoint) -> RetryingClient:
-                return RetryingClient(
-                    endpoint,
-                    budget=run.budget,
-                    journal=journal,
-                    max_in_flight=run.concurrency,
-                    per_minute=run.per_minute,
-                )
-
-            rewriter = _Rewriter(journaled(writer), journaled(solver), pool, run)
+            rewriter = _Rewriter(
+                RetryingClient(writer, budget=run.budget, journal=journal),
+                RetryingClient(solver, budget=run.budget, journal=journal),
+                pool,
+                run,
+            )
 
             async def work(split: str, queue: Iterator[tuple[int, Task]]) -> None:
                 for index, task in queue:
@@ -146,7 +139,7 @@ async def rewrite_tasks(
 
             for split, members in tasks.items():
                 queue = enumerate(members)
-                await asyncio.gather(*(work(split, queue) for _ in range(run.concurrency)))
+                await asyncio.gather(*(work(split, queue) for _ in range(run.endpoint.max_in_flight)))
     return made, kept
 
 

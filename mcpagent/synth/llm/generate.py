@@ -180,13 +180,7 @@ async def generate_with_model(
         recorded = journal.answered_count
         async with aclosing(Endpoint(asking.endpoint, on_note=on_note)) as endpoint:
             workshop = Workshop(
-                client=RetryingClient(
-                    endpoint,
-                    budget=budget,
-                    journal=journal,
-                    max_in_flight=asking.concurrency,
-                    per_minute=asking.per_minute,
-                ),
+                client=RetryingClient(endpoint, budget=budget, journal=journal),
                 journal=journal,
                 asking=asking,
                 check=FormatCheck(usable=usable, offer=offer, settings=settings),
@@ -195,7 +189,7 @@ async def generate_with_model(
                 provenance=provenance,
             )
             outcomes = await _all(
-                workshop, prompt_builder, range(asking.samples), asking.concurrency, on_progress
+                workshop, prompt_builder, range(asking.samples), asking.endpoint.max_in_flight, on_progress
             )
     tasks, yields = divided_samples(outcomes, counts, tools=usable, seed=settings.seed)
     return tasks, {

@@ -159,8 +159,6 @@ class AskSettings:
     samples: int
     votes: int = 3
     repairs: int = 2
-    concurrency: int = 8
-    per_minute: float | None = None
     max_output_tokens: int = 4096
 
 

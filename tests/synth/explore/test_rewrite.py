@@ -68,15 +68,14 @@ class Model:
 
 
 def rewritten(
-    tasks: Tasks, at: Service, journal: Path, *, budget: ApiBudget | None = None, **settings: Any
+    tasks: Tasks, at: Service, journal: Path, *, budget: ApiBudget | None = None, max_in_flight: int = 8
 ) -> tuple[Mapping[str, Sequence[Task]], Mapping[str, int]]:
-    endpoint = EndpointSettings(model="m", base_url=at.url, api_key=API_KEY)
+    endpoint = EndpointSettings(model="m", base_url=at.url, api_key=API_KEY, max_in_flight=max_in_flight)
     run = RewriteRun(
         endpoint=endpoint,
         solver=replace(endpoint, model="other"),
         budget=budget or ApiBudget(price=Price(1.0, 1.0)),
         journal=journal,
-        **settings,
     )
 
     async def go() -> tuple[Mapping[str, Sequence[Task]], Mapping[str, int]]:
@@ -129,7 +128,7 @@ def test_a_question_stays_as_it_was_for_a_reason_that_is_counted(
 def test_a_cap_is_kept_and_what_is_left_stays_as_it_was(tasks: Tasks, tmp_path: Path) -> None:
     with service(Model(tasks)) as at:
         budget = ApiBudget(price=None, max_requests=9)
-        done, kept = rewritten(tasks, at, tmp_path / "j.jsonl", budget=budget, concurrency=1)
+        done, kept = rewritten(tasks, at, tmp_path / "j.jsonl", budget=budget, max_in_flight=1)
         assert len(at.received) == 9
     changed = sum("rewritten" in task.extra_info for task in done["train"])
     assert changed >= 1 and kept["cap_reached"] >= 1
