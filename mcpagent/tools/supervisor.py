@@ -16,7 +16,6 @@ from typing import Any
 from mcp import Client, MCPError
 from mcp.types import EmptyResult, PingRequest
 
-from mcpagent.config.schema import START_TIMEOUT_S
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.tools import FailureKind
 from mcpagent.tools.catalog import ToolList, read_tool_list
@@ -107,10 +106,10 @@ class ServerSupervisor:
         launcher: Launcher,
         *,
         breaker: CircuitBreaker,
-        start_timeout_s: float = START_TIMEOUT_S,
-        on_tool_list: Callable[[ToolList], None] | None = None,
-        on_restart: Callable[[], None] = lambda: None,
-        workspace: WorkspaceCopy | None = None,
+        start_timeout_s: float,
+        on_tool_list: Callable[[ToolList], None] | None,
+        on_restart: Callable[[], None],
+        workspace: WorkspaceCopy | None,
     ) -> None:
         self.workspace = workspace
         self.name = name
