@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,14 +58,6 @@ def known_values(answer: Any) -> dict[str, Any]:
                 for key, value in _of_thing(name.removesuffix("s"), thing).items():
                     values.setdefault(key, value)
     return values
-
-
-def as_json(text: str) -> Any:
-    """Return the document that a tool's text is; None if it is prose."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def _of_thing(kind: str, thing: JsonObject) -> dict[str, Any]:

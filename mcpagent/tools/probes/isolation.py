@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import psutil
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
+from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.tools.contract import Purpose, ToolSession
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.probes.arguments import as_json, harmless_arguments, known_values
+from mcpagent.tools.probes.arguments import harmless_arguments, known_values
 from mcpagent.tools.servers_config import InProcessServer, Isolation, ServerConfig, StdioServer
 from mcpagent.tools.transports.process_trees import MARK_ENV
 from mcpagent.tools.workspace import tree_digest, walk
@@ -223,8 +224,7 @@ class _Probe:
                 continue
             calls.append(call)
             answers[spec.name] = answer
-            said = result.structured if result.structured is not None else as_json(result.content)
-            self._found = {**known_values(said), **self._found}
+            self._found = {**known_values(result_value(result)), **self._found}
         return calls, answers
 
     def _steady(
