@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
 from mcpagent.core.records import Record
 from mcpagent.core.tools import FailureKind, ToolResult
@@ -90,11 +90,11 @@ class CallCounts:
         self.restarts = 0
         self.waited_s = 0.0
         self.waited_max_s = 0.0
-        self._tools: dict[str, _ToolCounts] = {}
+        self._tools: defaultdict[str, _ToolCounts] = defaultdict(_ToolCounts)
 
     def note(self, result: ToolResult, *, waited_s: float, sendings: int) -> None:
         """Count one finished call; `sendings` is 0 if it never left."""
-        tool = self._counts_of(result.tool)
+        tool = self._tools[result.tool]
         tool.calls += 1
         if sendings:
             tool.repeats += sendings - 1
@@ -111,15 +111,9 @@ class CallCounts:
 
     def note_secret(self, tool: str) -> int:
         """Count a text in which a secret stood; how many there were by now."""
-        counts = self._counts_of(tool)
+        counts = self._tools[tool]
         counts.secrets += 1
         return counts.secrets
-
-    def _counts_of(self, tool: str) -> _ToolCounts:
-        counts = self._tools.get(tool)
-        if counts is None:
-            counts = self._tools[tool] = _ToolCounts()
-        return counts
 
     def tools(self) -> tuple[ToolMetrics, ...]:
         """Return a snapshot, sorted by the name of the tool."""

@@ -205,10 +205,6 @@ class Cassette:
         finally:
             self._under_way.pop(key.id).set()
 
-    def answer(self, result: ToolResult) -> RecordedAnswer | None:
-        """Return what of a live result is recorded; None if it says nothing about the tool."""
-        return RecordedAnswer.of(result, limit_chars=self.limit_chars)
-
     def record(self, key: CallKey, answer: RecordedAnswer, *, replace: bool) -> None:
         """Put an answer on the tape."""
         stored = self.tape.add(key, answer, replace=replace)
@@ -354,7 +350,7 @@ class CassetteSession:
             server.lost = before or f"{made.spec.dotted} was cut off"  # unless it comes back
         result = await self._live.call(made.call, purpose=made.purpose)
         self._cassette.counts.live += 1
-        answer = self._cassette.answer(result)
+        answer = RecordedAnswer.of(result, limit_chars=self._cassette.limit_chars)
         failed = result.failure is not None and result.failure.is_infrastructure
         if failed and (made.writes or server.history.count):
             # The call may have had its effect, and a restarted server has forgotten the earlier ones.
@@ -383,7 +379,7 @@ class CassetteSession:
                 server.lost = f"{past.spec.dotted}, made again on the live server, was cut off"
                 result = await self._live.call(past.call, purpose=Purpose.RESTORE)
                 self._cassette.counts.restored += 1
-                if self._cassette.answer(result) != expected:
+                if RecordedAnswer.of(result, limit_chars=self._cassette.limit_chars) != expected:
                     server.lost = _stale_text(past, expected, result)
                     return server.lost
                 server.lost = ""
