@@ -74,23 +74,34 @@ class _Control:
     failed: Callable[[BaseException], None]
 
 
-class EngineThread(Generic[E]):
-    """Serves one engine. `complete` may be called from any event loop, also many times at once; one
-    `complete` of many requests is admitted as one block in its order, which deterministic runs rely on."""
+class EnginePolicy(Generic[E]):
+    """A `Policy` over one engine. `complete` may be called from any event loop, also many times at once; one
+    `complete` of many requests is admitted as one block in its order, which deterministic runs rely on.
+    `version` is that of the weights that sample."""
 
     def __init__(
-        self, make: Callable[[], E], *, decode: Callable[[Sequence[int]], str], name: str = "mcpagent-policy"
+        self, make: Callable[[], E], *, decode: Callable[[Sequence[int]], str], version: int = 0
     ) -> None:
         """`make` builds the engine on the thread itself; what it raises is raised here."""
         self._decode = decode
-        self.version = 0
+        self.version = version
         self._failure: BaseException | None = None
         self._inbox: SimpleQueue[_Batch | _Control] = SimpleQueue()
         self._lock = Lock()  # between asking and failing: no caller asks a thread that has ended
         made: Future[E] = Future()
-        self._thread = Thread(target=self._serve, args=(make, made), name=name, daemon=True)
+        self._thread = Thread(target=self._serve, args=(make, made), name="mcpagent-policy", daemon=True)
         self._thread.start()
         self.engine = made.result()
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the engine has sampled so far."""
+        return self.engine.sampled_tokens
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """How many tokens of contexts the engine has computed so far."""
+        return self.engine.prefilled_tokens
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
         """One completion for each request, in order."""
@@ -113,8 +124,9 @@ class EngineThread(Generic[E]):
         )
         return await result
 
-    def release(self, episode_id: str) -> None:
-        """Forget an episode, in order with what was asked before."""
+    async def release(self, episode_id: str) -> None:
+        """Forget the episode, in order with what was asked before. A turn of it that is still being sampled
+        ends: with the tokens so far from transformers, without any from vLLM."""
         self._ask(_Control(lambda: self.engine.release(episode_id), lambda _: None))
 
     def call(self, run: Callable[[], T]) -> T:
@@ -203,39 +215,3 @@ class EngineThread(Generic[E]):
             logprobs=end.logprobs,
             policy_versions=end.versions or (whole,),
         )
-
-
-class EnginePolicy(Generic[E]):
-    """A `Policy` over an engine on its thread. `complete` may be called from any event loop, also many times
-    at once."""
-
-    def __init__(self, thread: EngineThread[E]) -> None:
-        self._thread = thread
-
-    @property
-    def version(self) -> int:
-        """The version of the weights that samples."""
-        return self._thread.version
-
-    @property
-    def sampled_tokens(self) -> int:
-        """How many tokens the engine has sampled so far."""
-        return self._thread.engine.sampled_tokens
-
-    @property
-    def prefilled_tokens(self) -> int:
-        """How many tokens of contexts the engine has computed so far."""
-        return self._thread.engine.prefilled_tokens
-
-    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """One completion for each request, in order."""
-        return await self._thread.complete(requests)
-
-    async def release(self, episode_id: str) -> None:
-        """Forget the episode, in order with what was asked before. A turn of it that is still being sampled
-        ends: with the tokens so far from transformers, without any from vLLM."""
-        self._thread.release(episode_id)
-
-    def close(self) -> None:
-        """Stop the compute thread. Turns that are being sampled, and whoever asks later, get an error."""
-        self._thread.close()

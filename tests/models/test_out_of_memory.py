@@ -13,7 +13,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.errors import RunError, UserError
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.policy.contract import CompletionRequest
-from mcpagent.policy.engine_thread import EngineThread, Finished
+from mcpagent.policy.engine_thread import EnginePolicy, Finished
 from mcpagent.rollout.collector import AgentSettings, Sampling, attempts, collect
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.storage.datasets import read_tasks
@@ -34,6 +34,7 @@ class FullEngine:
     """An engine whose next token does not fit."""
 
     has_work = False
+    sampled_tokens = prefilled_tokens = 0
 
     def admit(self, requests: Sequence[CompletionRequest]) -> Sequence[Finished]:
         raise torch.OutOfMemoryError(CUDA)
@@ -45,25 +46,12 @@ class FullEngine:
         return ()
 
 
-class FullPolicy:
-    """A policy on that engine."""
-
-    def __init__(self) -> None:
-        self.thread = EngineThread(FullEngine, decode=lambda _: "")
-
-    async def complete(self, requests):
-        return await self.thread.complete(requests)
-
-    async def release(self, episode_id: str) -> None:
-        self.thread.release(episode_id)
-
-
 def test_a_full_gpu_under_the_episodes_is_one_error_that_names_their_settings() -> None:
     async def play() -> None:
         async with ToolPool(builtin_servers(["fmp", "slack", "polygon", "tavily"])) as pool:
             await collect(
                 list(attempts(list(read_tasks(Path("data/samples/train.jsonl")))[:3], per_task=2, seed=0)),
-                policy=FullPolicy(),
+                policy=EnginePolicy(FullEngine, decode=lambda _: ""),
                 tools=pool,
                 settings=AgentSettings(sampling=Sampling(max_new_tokens=4)),
             )

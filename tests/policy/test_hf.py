@@ -174,7 +174,7 @@ def test_turns_in_flight_learn_that_the_policy_was_closed() -> None:
         asked = asyncio.create_task(policy.complete([request("e", [1], max_new_tokens=50)]))
         await gate.wait_until_reached()
         closing = asyncio.create_task(asyncio.to_thread(policy.close))
-        while policy._thread._inbox.empty():
+        while policy._inbox.empty():
             await asyncio.sleep(0)
         gate.opened.set()
         async with asyncio.timeout(PATIENCE_S):
@@ -219,7 +219,7 @@ def test_weights_that_change_within_a_turn_are_written_between_two_steps_and_cou
                 writers.append(threading.current_thread().name)
 
             change = asyncio.create_task(asyncio.to_thread(policy.on_weights_changed, write))
-            while policy._thread._inbox.empty():
+            while policy._inbox.empty():
                 await asyncio.sleep(0)
             gate.opened.set()
             await change

@@ -72,8 +72,8 @@ def reload_plainly(policy: VllmPolicy, model: Any) -> None:
     documentation loads them."""
     names = dict(model.named_parameters())  # without the second name of a tied tensor
     weights = {"weights_iterator": [(name, model.state_dict()[name]) for name in names]}
-    engine = policy._thread.engine
-    policy._thread.call(lambda: engine._llm.collective_rpc("reload_weights", kwargs=weights))
+    engine = policy.engine
+    policy.call(lambda: engine._llm.collective_rpc("reload_weights", kwargs=weights))
 
 
 @pytest.mark.parametrize("names", ["both names of the tied tensor", "one name, as in a checkpoint"])
@@ -89,7 +89,7 @@ def test_new_weights_with_a_tied_head_are_served_whole(policy: VllmPolicy, model
 def test_a_tied_head_that_kept_its_old_weights_is_caught(policy: VllmPolicy, model: Any) -> None:
     train_a_little(model, seed=2)
     reload_plainly(policy, model)
-    policy._thread.call(policy._thread.engine._llm.reset_prefix_cache)  # so that the head alone is stale
+    policy.call(policy.engine._llm.reset_prefix_cache)  # so that the head alone is stale
     with pytest.raises(RunError, match="does not serve the weights"):
         prove(model, policy)
 
@@ -100,10 +100,10 @@ def test_keys_of_old_weights_in_the_prefix_cache_are_caught(policy: VllmPolicy, 
     prove(model, policy)  # its prompts are in the cache now
     train_a_little(model, seed=3)
     reload_plainly(policy, model)
-    policy._thread.call(lambda: policy._thread.engine._llm.apply_model(repack_heads))
+    policy.call(lambda: policy.engine._llm.apply_model(repack_heads))
     with pytest.raises(RunError, match="does not serve the weights"):
         prove(model, policy)
-    policy._thread.call(policy._thread.engine._llm.reset_prefix_cache)
+    policy.call(policy.engine._llm.reset_prefix_cache)
     assert prove(model, policy) < 1e-5
 
 
@@ -151,7 +151,7 @@ def weights_of(model: Any) -> list[tuple[str, torch.Tensor]]:
 
 def engine_tokens(policy: VllmPolicy) -> list[int]:
     """How many tokens each running turn has."""
-    states = policy._thread.engine._llm.output_processor.request_states
+    states = policy.engine._llm.output_processor.request_states
     return [state.detokenizer.num_output_tokens() for state in list(states.values())]
 
 

@@ -19,7 +19,7 @@ from mcpagent.core.trajectory import FinishReason
 from mcpagent.models.attention import NAME, use_own_attention
 from mcpagent.models.logits import output_head
 from mcpagent.policy.contract import CompletionRequest
-from mcpagent.policy.engine_thread import EnginePolicy, EngineThread, Finished
+from mcpagent.policy.engine_thread import EnginePolicy, Finished
 from mcpagent.policy.hf.slot_engine import SlotEngine
 from mcpagent.policy.sampling import OpenTurn, TokenSampler, sample_rows, sample_turns
 
@@ -129,11 +129,7 @@ log = logging.getLogger(__name__)
 
 
 class HFPolicy(EnginePolicy[SlotEngine | PlainEngine]):
-    """Samples from a causal LM of transformers.
-
-    `complete` may be called from any event loop, also many times at once: requests join the running batch.
-    One `complete` of many requests is admitted as one block in its order, which deterministic runs rely on.
-    """
+    """Samples from a causal LM of transformers: requests join the running batch."""
 
     def __init__(
         self,
@@ -167,7 +163,7 @@ class HFPolicy(EnginePolicy[SlotEngine | PlainEngine]):
                 return PlainEngine(**common)
             return SlotEngine(slots=slots, dtype=model.dtype, **common)
 
-        super().__init__(EngineThread(make, decode=decode))
+        super().__init__(make, decode=decode)
 
     def on_weights_changed(self, write: Callable[[], None] = lambda: None) -> None:
         """Count a new policy version and drop every cached key, from any thread. `write` changes the weights,
@@ -175,7 +171,7 @@ class HFPolicy(EnginePolicy[SlotEngine | PlainEngine]):
 
         def change() -> None:
             write()
-            self._thread.engine.reset()
-            self._thread.version = self._thread.engine.version
+            self.engine.reset()
+            self.version = self.engine.version
 
-        self._thread.call(change)
+        self.call(change)

@@ -24,7 +24,7 @@ from mcpagent.core.trajectory import FinishReason, PolicySpan
 from mcpagent.errors import UserError
 from mcpagent.models.architecture import cache_elements
 from mcpagent.policy.contract import CompletionRequest
-from mcpagent.policy.engine_thread import EnginePolicy, EngineThread, Finished
+from mcpagent.policy.engine_thread import EnginePolicy, Finished
 from mcpagent.policy.sampling import refuse_infinite
 from mcpagent.policy.vllm.worker import EXTENSION
 
@@ -352,8 +352,7 @@ def _state_of_this_process() -> Iterator[None]:
 
 
 class VllmPolicy(EnginePolicy[VllmEngine]):
-    """Samples with vLLM. `complete` may be called from any event loop, also many times at once; weights may
-    be changed at any time, also while turns are being sampled."""
+    """Samples with vLLM; weights may be changed at any time, also while turns are being sampled."""
 
     def __init__(
         self,
@@ -378,37 +377,36 @@ class VllmPolicy(EnginePolicy[VllmEngine]):
             torch.set_num_threads(threads)
             return VllmEngine(settings, stop_ids=stop_ids)
 
-        super().__init__(EngineThread(make, decode=decode))
-        self._thread.version = version
+        super().__init__(make, decode=decode, version=version)
 
     def load_adapter(self, folder: Path) -> None:
         """A new version: the adapter in `folder`, for turns that begin from now on."""
-        self._change(lambda version: self._thread.engine.load_adapter(folder, version=version))
+        self._change(lambda version: self.engine.load_adapter(folder, version=version))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """A new version: every weight by its name in the checkpoint, also for turns that are running."""
-        self._change(lambda version: self._thread.engine.load_weights(weights, version=version))
+        self._change(lambda version: self.engine.load_weights(weights, version=version))
 
     def served(self) -> dict[str, list[JsonObject]]:
         """Checksums of what samples, by engine and worker (see `policy.vllm.worker`)."""
-        return {_HERE: self._thread.call(lambda: self._thread.engine.served())}
+        return {_HERE: self.call(lambda: self.engine.served())}
 
     def sleep(self) -> None:
         """Give the device's memory to the trainer until `wake`. Nothing may be running."""
-        self._thread.call(lambda: self._thread.engine.sleep())
+        self.call(lambda: self.engine.sleep())
 
     def wake(self) -> None:
         """Take the memory back after `sleep`."""
-        self._thread.call(lambda: self._thread.engine.wake())
+        self.call(lambda: self.engine.wake())
 
     def close(self) -> None:
         """Stop the engine. Turns that are being sampled, and whoever asks later, get an error."""
         super().close()
-        self._thread.engine.close()
+        self.engine.close()
 
     def _change(self, load: Callable[[int], None]) -> None:
         def change() -> None:
-            load(self._thread.version + 1)
-            self._thread.version += 1
+            load(self.version + 1)
+            self.version += 1
 
-        self._thread.call(change)
+        self.call(change)
