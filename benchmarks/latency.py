@@ -19,6 +19,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.policy import HFPolicy
+from mcpagent.policy.hf.slot_engine import SlotEngine
 from mcpagent.policy.scripted import call_text
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.tools.pool import ToolPool
@@ -80,6 +81,8 @@ async def measure(
         slots=in_flight,
         sample=forced_rows,
     )
+    engine = policy.engine
+    assert isinstance(engine, SlotEngine)
     found: list[Throughput] = []
     done = 0
 
@@ -91,7 +94,7 @@ async def measure(
             wall_s = time.perf_counter() - wall
             found.append(
                 Throughput(
-                    tokens=policy.sampled_tokens,
+                    tokens=engine.sampled_tokens,
                     wall_s=wall_s,
                     episode_s=in_flight * wall_s / done,
                     cpu_s=time.process_time() - cpu,

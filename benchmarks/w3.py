@@ -29,6 +29,7 @@ from mcpagent.models.adapters import MergedCopy, causal_lm
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.policy import HFPolicy
+from mcpagent.policy.hf.slot_engine import SlotEngine
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
@@ -86,6 +87,8 @@ async def ours(
         slots=work.group,
         sample=forced_rows,
     )
+    engine = policy.engine
+    assert isinstance(engine, SlotEngine)
     task = Task.model_validate(
         {
             "prompt": [work.prompt],
@@ -100,7 +103,7 @@ async def ours(
         return renderer.action_ids(work.text(sum(m["role"] == "tool" for m in request.messages)))
 
     async def run() -> Cost:
-        sampled, prefilled, started = policy.sampled_tokens, policy.prefilled_tokens, time.process_time()
+        sampled, prefilled, started = engine.sampled_tokens, engine.prefilled_tokens, time.process_time()
         merged.sync()
         policy.on_weights_changed()
         trajectories = await collect(
@@ -113,8 +116,8 @@ async def ours(
         )
         cost = Cost(
             cpu_s=time.process_time() - started,
-            generated=policy.sampled_tokens - sampled,
-            prefilled=policy.prefilled_tokens - prefilled,
+            generated=engine.sampled_tokens - sampled,
+            prefilled=engine.prefilled_tokens - prefilled,
             trajectories=tuple(trajectories),
         )
         assert all(t.stop_reason is StopReason.ANSWERED for t in trajectories)

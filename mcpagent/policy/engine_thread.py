@@ -31,9 +31,6 @@ class Finished:
 class BatchEngine(Protocol):
     """Continuous batching, single-threaded; every method returns the turns that it ended."""
 
-    sampled_tokens: int
-    prefilled_tokens: int
-
     @property
     def has_work(self) -> bool:
         """A turn is being sampled."""
@@ -92,16 +89,6 @@ class EnginePolicy(Generic[E]):
         self._thread = Thread(target=self._serve, args=(make, made), name="mcpagent-policy", daemon=True)
         self._thread.start()
         self.engine = made.result()
-
-    @property
-    def sampled_tokens(self) -> int:
-        """How many tokens the engine has sampled so far."""
-        return self.engine.sampled_tokens
-
-    @property
-    def prefilled_tokens(self) -> int:
-        """How many tokens of contexts the engine has computed so far."""
-        return self.engine.prefilled_tokens
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
         """One completion for each request, in order."""

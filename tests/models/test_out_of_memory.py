@@ -34,7 +34,6 @@ class FullEngine:
     """An engine whose next token does not fit."""
 
     has_work = False
-    sampled_tokens = prefilled_tokens = 0
 
     def admit(self, requests: Sequence[CompletionRequest]) -> Sequence[Finished]:
         raise torch.OutOfMemoryError(CUDA)

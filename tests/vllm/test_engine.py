@@ -119,9 +119,9 @@ def test_a_later_turn_computes_only_what_is_new(policy: VllmPolicy) -> None:
     (first,) = requests(prompts(1, seed=99))
     (said,) = ask(policy, [first])
     context = (*first.token_ids, *said.token_ids, *prompts(1, length=20, seed=98)[0])
-    before = policy.prefilled_tokens
+    before = policy.engine.prefilled_tokens
     ask(policy, requests([context]))
-    assert policy.prefilled_tokens - before < len(context) - len(first.token_ids) + 32
+    assert policy.engine.prefilled_tokens - before < len(context) - len(first.token_ids) + 32
 
 
 async def test_a_request_joins_a_batch_that_is_running_and_leaves_before_it(policy: VllmPolicy) -> None:

@@ -47,8 +47,6 @@ class PlainEngine:
         self._stop_ids, self._max_context, self._device = stop_ids, max_context, device
         self._turns: dict[str, _Turn] = {}
         self.version = 0
-        self.sampled_tokens = 0
-        self.prefilled_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -86,7 +84,6 @@ class PlainEngine:
         hidden = torch.cat([self._forward(turn) for turn in self._turns.values()])
         turns = [turn.sampled for turn in self._turns.values()]
         sample_turns(turns, self._head(hidden), sample=self._sample_rows)
-        self.sampled_tokens += len(turns)
         over = [turn for turn in turns if turn.is_over(self._stop_ids)]
         for turn in over:
             del self._turns[turn.request.episode_id]
@@ -96,8 +93,6 @@ class PlainEngine:
         """Return the hidden state [1, hidden] that the next token is sampled from."""
         tokens = turn.sampled.tokens
         new = tokens[-1:] if turn.cache is not None else [*turn.sampled.request.token_ids, *tokens]
-        if turn.cache is None:
-            self.prefilled_tokens += len(new)
         ids = torch.tensor([new], device=self._device)
         out = self._decoder(input_ids=ids, past_key_values=turn.cache, use_cache=True)
         # Some recurrent models (Mamba, RecurrentGemma) give none: their context is computed for every token.

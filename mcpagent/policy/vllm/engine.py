@@ -77,7 +77,6 @@ class VllmEngine:
         self._open: dict[str, tuple[CompletionRequest, int]] = {}  # by request id, with the adapter's version
         self._request_of: dict[str, str] = {}  # by episode
         self._adapter: Any = None
-        self.sampled_tokens = 0
         self.prefilled_tokens = 0  # the cached ones among them left out
 
     @property
@@ -184,7 +183,6 @@ class VllmEngine:
         token_ids = tuple(completion.token_ids)
         logprobs = tuple(completion.logprobs.logprobs[i] for i in completion.logprobs.start_indices)
         refuse_infinite(logprobs)
-        self.sampled_tokens += len(token_ids)
         self.prefilled_tokens += len(request.token_ids) - (out.num_cached_tokens or 0)
         if self._adapter is not None:
             versions = (PolicySpan(version=adapter_version, start=0, end=len(token_ids)),)

@@ -78,7 +78,6 @@ class VllmServers:
         self._adapter: str | None = None
         self._loaded: list[str] = []
         self.version = version
-        self.sampled_tokens = 0
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="mcpagent-vllm-http", daemon=True)
         self._thread.start()
@@ -218,7 +217,6 @@ class VllmServers:
     def _completion(self, choice: JsonObject, version: int) -> Completion:
         token_ids, logprobs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
         refuse_infinite(logprobs)
-        self.sampled_tokens += len(token_ids)
         is_stop = choice["finish_reason"] == "stop"
         return Completion(
             text=self._decode(token_ids),
