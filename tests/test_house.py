@@ -235,7 +235,7 @@ def test_only_loaders_that_check_the_seal_read_a_model() -> None:
     checkpoint = ast.parse((PACKAGE / "train" / "learner" / "learner.py").read_text(encoding="utf-8"))
     loaders = [ast.unparse(node) for node in checkpoint.body if isinstance(node, ast.FunctionDef)]
     reading = [text for text in loaders if "load_file(folder" in text or "load_file(source" in text]
-    assert len(reading) == 2 and all("verified(folder)" in text for text in reading)
+    assert len(reading) == 1 and all("verified(folder)" in text for text in reading)
     load = (PACKAGE / "models" / "load.py").read_text(encoding="utf-8")
     direct = [line for line in load.splitlines() if ".from_pretrained" in line]
     assert direct and all("_from_pretrained(" in line for line in direct)

@@ -18,7 +18,7 @@ from mcpagent.train.learner.learner import Learner, load_weights
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.reference import EmaReference
-from mcpagent.train.learner.wrapping import Fsdp, Shards, refuse_sharding, sharding
+from mcpagent.train.learner.wrapping import Fsdp, Shards, Wrapping, refuse_sharding, sharding
 from mcpagent.train.learner.zero3 import Zero3
 from mcpagent.train.load import Loaded
 from mcpagent.train.objective.value import named_parameters, new_value_head
@@ -60,8 +60,9 @@ def build_learner(
     value_head = new_value_head(model) if is_grpo and config.grpo.advantage == "gae" else None
     precision = Precision(config.training.mixed_precision, device=loaded.device)
     scorer = TokenScorer(model, value_head=value_head, precision=precision, keeps_tokens=keeps_tokens)
-    wrapping = None
-    if processes is not None and (parallel := sharding(config, processes)) is not None:
+    processes = processes or Processes()
+    wrapping = Wrapping(processes)
+    if (parallel := sharding(config, processes)) is not None:
         wrapping = _in_shards(config, parallel, processes=processes, device=loaded.device)
         reference = None if reference is None else TokenScorer(reference, precision=precision)
         for each in [scorer] if reference is None else [scorer, reference]:
@@ -103,7 +104,7 @@ def build_learner(
         start=loaded.start,
         tool_format=loaded.renderer.tool_format,
     )
-    if wrapping is not None:  # `as_loaded` had no values to compare
+    if wrapping.is_sharded:  # `as_loaded` had no values to compare
         refuse_other_logits(model, name=config.model.name, as_root=learner.scorer)
         wrapping.settle()
     if loaded.start is not None and (folder := Path(loaded.start.model)).is_dir():

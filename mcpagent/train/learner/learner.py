@@ -43,7 +43,7 @@ from mcpagent.train.batch.scoring import Batch, TokenScorer, model_device, why_n
 from mcpagent.train.learner.optim import MasterWeights, Precision, Schedule
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.reference import EmaReference
-from mcpagent.train.learner.wrapping import Whole, Wrapping, put_stored
+from mcpagent.train.learner.wrapping import Wrapping, put_stored
 from mcpagent.train.objective.value import ValueHead, load_value_head, named_parameters, save_value_head
 from mcpagent.train.start import Start, lineage_of
 
@@ -159,33 +159,15 @@ def _set_random_state(streams: dict[str, torch.Tensor], places: JsonObject) -> N
         torch.mps.set_rng_state(streams["mps"])
 
 
-def load_weights(model: Any, folder: Path, *, wrapping: Wrapping | None = None) -> None:
+def load_weights(model: Any, folder: Path, *, wrapping: Wrapping) -> None:
     """Weights of a checkpoint into a live model: its adapters, or all of them. Raises UserError if the
-    folder is damaged."""
-    verified(folder)
-    if wrapping is not None and wrapping.is_sharded:
-        targets = model.state_dict(keep_vars=True)
-        if hasattr(model, "peft_config"):
-            from peft import get_peft_model_state_dict
-
-            targets = get_peft_model_state_dict(model, state_dict=targets)
-        put_stored(targets, stored_tensors(folder), wrapping=wrapping, where=str(folder))
-        return
+    folder is damaged, RunError if it does not fit."""
+    targets = model.state_dict(keep_vars=True)
     if hasattr(model, "peft_config"):
-        from peft import set_peft_model_state_dict
+        from peft import get_peft_model_state_dict
 
-        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
-        return
-    files = sorted(folder.glob("model*.safetensors"))
-    weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    if unexpected or set(missing) - tied:
-        raise RunError(
-            f"the checkpoint does not fit the model: {len(missing)} weights missing, "
-            f"{len(unexpected)} unknown",
-            where=str(folder),
-        )
+        targets = get_peft_model_state_dict(model, state_dict=targets)
+    put_stored(targets, stored_tensors(folder), wrapping=wrapping, where=str(folder))
 
 
 def _all_but_first(token_ids: Sequence[int]) -> TrainSample:
@@ -227,7 +209,7 @@ class Learner:
         # Told how many samples of how many the micro-batches of an update have covered.
         self.on_samples: Callable[[int, int], None] = lambda _done, _total: None
         self._trained_on: Sequence[TrainSample] = ()  # the last step's
-        self.wrapping: Wrapping = wrapping or Whole(self.processes)
+        self.wrapping = wrapping or Wrapping(self.processes)
         self._schedule, self._optimizers, self._value_head = schedule, schedule.optimizers, value_head
         self._precision = precision or Precision()
         scorer = scorer or TokenScorer(model, value_head=value_head, precision=self._precision)
@@ -244,7 +226,7 @@ class Learner:
             of_reference = why_not_packed(self._reference.model, self._reference if is_sharded else None)
             self.why_not_packed = self.why_not_packed or of_reference
         self.wrapping.settle()  # parameters are the shards again, which the optimisers move
-        named = self._named()
+        named = [*self.model.named_parameters(), *named_parameters(value_head)]
         self._masters = MasterWeights(
             named,
             self._optimizers,
@@ -492,7 +474,3 @@ class Learner:
         )
         self.wrapping.settle()
         return state
-
-    def _named(self) -> list[tuple[str, nn.Parameter]]:
-        """All parameters by name, those of the value head with them."""
-        return [*self.model.named_parameters(), *named_parameters(self._value_head)]

@@ -13,7 +13,7 @@ from torch import nn
 from mcpagent.errors import RunError
 from mcpagent.models.weights import tensors_in
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.wrapping import Whole, Wrapping
+from mcpagent.train.learner.wrapping import Wrapping
 
 _FILE = "reference.safetensors"
 
@@ -34,7 +34,7 @@ class EmaReference:
         wrapping: Wrapping | None = None,
     ) -> None:
         self._parameters = {n: p for n, p in named if p.requires_grad}
-        self._wrapping = wrapping or Whole(Processes())
+        self._wrapping = wrapping or Wrapping(Processes())
         self._shadows = {
             n: self._wrapping.copied(p, torch.promote_types(p.dtype, torch.float32))
             for n, p in self._parameters.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import distributed, nn
@@ -30,120 +30,26 @@ from mcpagent.train.learner.processes import Processes
 Source = Callable[[], torch.Tensor]  # gives a whole tensor, in the first process
 
 
-class Wrapping(Protocol):
-    """What the update, the checkpoint and the sampler ask of the way in which the weights lie."""
-
-    is_sharded: bool
-
-    def prepare(
-        self, scorer: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, limit: float
-    ) -> nn.Module:
-        """Return what to call in the place of a scorer whose weights the optimisers move, in steps of the
-        norm `limit` at most: once, before the first pass."""
-        ...
-
-    def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
-        """Return the same number of micro-batches for every process: one that has fewer gets `empty` ones."""
-        ...
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of one micro-batch."""
-        ...
-
-    def step(
-        self,
-        parameters: Sequence[nn.Parameter],
-        optimizers: Sequence[torch.optim.Optimizer],
-        *,
-        limit: float,
-        precision: Precision,
-    ) -> float | None:
-        """Move the weights by the gradients of all processes, clipped to the norm `limit`. The norm before
-        that, None if a gradient overflowed and nothing moved."""
-        ...
-
-    def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
-        """Return the whole of each tensor, on the CPU, in the first process alone or `everywhere`; tensors
-        that are one object stay one. Every process calls this."""
-        ...
-
-    def put(self, tensor: torch.Tensor, source: Source) -> None:
-        """Write what `source` gives in the first process into `tensor`. Every process calls this."""
-        ...
-
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what this process holds of a tensor, to be read and written."""
-        ...
-
-    def copied(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
-        """Return a copy that lies as the parameter does."""
-        ...
-
-    def masters(self, trained: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor] | None:
-        """Return the float32 weights that are kept next to the model's; None if they are still to be made."""
-        ...
-
-    def moments(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-        """Return what the optimiser keeps of a parameter: tensors that lie as it does, and scalars."""
-        ...
-
-    def new_moment(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str) -> torch.Tensor:
-        """Return the optimiser's tensor of that name for a parameter, to be written with `put`."""
-        ...
-
-    def set_scalar(
-        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any
-    ) -> None:
-        """What the optimiser keeps of a parameter under that name, if it is a scalar."""
-        ...
-
-    def settle(self) -> None:
-        """Give back what was gathered for a pass: the next one gathers what the shards hold then."""
-        ...
-
-
-class _ByParameter:
-    """What optimisers keep lies under the parameters that they were given."""
-
-    def prepare(
-        self, scorer: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, limit: float
-    ) -> nn.Module:
-        """Return the scorer itself."""
-        return scorer
-
-    def copied(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
-        """Whole or, like the parameter, a shard."""
-        return parameter.detach().to(dtype, copy=True)
-
-    def masters(self, trained: Mapping[str, nn.Parameter]) -> None:
-        """None: the learner makes its own."""
-
-    def moments(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-        """Return those of the parameter."""
-        return optimizer.state.get(parameter, {})
-
-    def new_moment(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str) -> torch.Tensor:
-        """Return a new one."""
-        made = optimizer.state[parameter][key] = torch.zeros_like(parameter)
-        return made
-
-    def set_scalar(
-        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any
-    ) -> None:
-        """Of this parameter alone."""
-        optimizer.state[parameter][key] = value
-
-
-class Whole(_ByParameter):
-    """Every process holds all weights and adds up the gradients, once an optimiser step."""
+class Wrapping:
+    """What the update, the checkpoint and the sampler ask of the way in which the weights lie. This one is of
+    whole weights: every process holds all of them and adds up the gradients, once an optimiser step. Others
+    answer the same questions for shards."""
 
     is_sharded = False
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
 
+    def prepare(
+        self, scorer: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, limit: float
+    ) -> nn.Module:
+        """Return what to call in the place of a scorer whose weights the optimisers move, in steps of the
+        norm `limit` at most: once, before the first pass."""
+        return scorer
+
     def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
-        """Return the batches as they are: no pass waits for another process."""
+        """Return micro-batches, of which shards need the same number in every process: one that has fewer
+        gets `empty` ones."""
         return batches
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -158,29 +64,62 @@ class Whole(_ByParameter):
         limit: float,
         precision: Precision,
     ) -> float | None:
-        """Sum the gradients of all processes, clip, move."""
+        """Move the weights by the gradients of all processes, clipped to the norm `limit`. The norm before
+        that, None if a gradient overflowed and nothing moved."""
         self._processes.add_gradients(parameters)
         precision.unscale(optimizers)
         norm = nn.utils.clip_grad_norm_(parameters, limit)
         return float(norm) if precision.step(optimizers) else None
 
     def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
-        """Return the tensors as they are."""
+        """Return the whole of each tensor; shards are brought to the CPU of the first process alone, or
+        `everywhere`. Tensors that are one object stay one. Every process calls this."""
         return dict(tensors)
 
     def put(self, tensor: torch.Tensor, source: Source) -> None:
-        """Each process reads for itself."""
-        tensor.copy_(source())
+        """Write what `source` gives into `tensor`; of shards, what it gives in the first process. Every
+        process calls this. Raises RunError for another shape."""
+        whole = source()
+        if whole.shape != tensor.shape:
+            raise RunError(
+                f"the checkpoint does not fit: a tensor of shape {tuple(whole.shape)} stands where the run "
+                f"has one of {tuple(tensor.shape)}",
+                remedy="resume with the configuration that the run was started with",
+            )
+        tensor.copy_(whole)
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All of it."""
+        """Return what this process holds of a tensor, to be read and written."""
         return tensor
 
+    def copied(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
+        """Return a copy that lies as the parameter does."""
+        return parameter.detach().to(dtype, copy=True)
+
+    def masters(self, trained: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor] | None:
+        """Return the float32 weights that are kept next to the model's; None if they are still to be made."""
+        return None
+
+    def moments(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+        """Return what the optimiser keeps of a parameter: tensors that lie as it does, and scalars."""
+        return optimizer.state.get(parameter, {})
+
+    def new_moment(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        """Return the optimiser's tensor of that name for a parameter, to be written with `put`."""
+        made = optimizer.state[parameter][key] = torch.zeros_like(parameter)
+        return made
+
+    def set_scalar(
+        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any
+    ) -> None:
+        """What the optimiser keeps of a parameter under that name, if it is a scalar."""
+        optimizer.state[parameter][key] = value
+
     def settle(self) -> None:
-        """Nothing was gathered."""
+        """Give back what was gathered for a pass: the next one gathers what the shards hold then."""
 
 
-class Fsdp(_ByParameter):
+class Fsdp(Wrapping):
     """FSDP2 (`torch.distributed.fsdp.fully_shard`): each process holds a row of every weight, of its gradient
     and moments, and gathers a layer while it is computed.
 
@@ -200,7 +139,8 @@ class Fsdp(_ByParameter):
     ) -> None:
         """Weights are spread over `shard_size` processes (None: over all) and repeated over groups of so
         many (HSDP). `cpu_offload` keeps shards and moments in the memory of the host."""
-        self._processes, self._device = processes, device
+        super().__init__(processes)
+        self._device = device
         size = shard_size or processes.count
         if size < processes.count:
             self.mesh = DeviceMesh.from_group(
@@ -264,10 +204,6 @@ class Fsdp(_ByParameter):
     def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
         """Yield the batches of this process, then empty ones up to the largest number of any."""
         yield from padded_with_empty(batches, empty)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of one micro-batch, summed over the processes as it comes."""
-        loss.backward()
 
     def step(
         self,
@@ -346,6 +282,7 @@ def _has_values(parameter: torch.Tensor) -> bool:
     return not parameter.is_meta and parameter.untyped_storage().nbytes() >= parameter.nbytes
 
 
+@torch.no_grad()
 def put_stored(
     targets: Mapping[str, Any],
     stored: Mapping[str, Source] | None,

@@ -25,7 +25,7 @@ from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.forecast import ZERO3_BUCKET
 from mcpagent.train.learner.optim import Precision
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.wrapping import Source, gathered_by, padded_with_empty
+from mcpagent.train.learner.wrapping import Source, Wrapping, gathered_by, padded_with_empty
 
 _OWNER = "zero3_owner"  # of a stretch of a moment or of a float32 weight: the parameter that it belongs to
 # What the run decides and no file may contradict: DeepSpeed's key, the setting of the run.
@@ -41,7 +41,7 @@ _DECIDED = {
 }
 
 
-class Zero3:
+class Zero3(Wrapping):
     """One for each model: `wrap` makes stretches of its weights, `prepare` hands them and the optimiser to
     DeepSpeed.
 
@@ -61,7 +61,8 @@ class Zero3:
     ) -> None:
         """`cpu_offload` keeps weights and moments in the memory of the host; `deepspeed_config` is a file of
         DeepSpeed's own settings, see `read_options`."""
-        self._processes, self._device, self._file = processes, device, deepspeed_config
+        super().__init__(processes)
+        self._device, self._file = device, deepspeed_config
         self._cpu_offload = cpu_offload
         self._deepspeed = _open(processes, device)
         if device.type == "cpu":

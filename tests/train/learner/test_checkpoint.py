@@ -18,6 +18,8 @@ from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.models.load import load_model
 from mcpagent.storage.checkpoints import SEAL_FILE, seal
 from mcpagent.train.learner.learner import Learner
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.learner.wrapping import Wrapping
 from tests.train.world import make_learner, some_samples, tiny_model
 
 
@@ -130,6 +132,13 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="does not train") as caught:
         make_learner(make_model(adapters=False)).restore(tmp_path / "full")
     assert caught.value.remedy
+
+
+def test_a_tensor_of_another_shape_is_refused_and_not_spread_out() -> None:
+    rank_8 = torch.zeros(8, 4)
+    with pytest.raises(RunError, match=r"\(1, 4\) stands where the run has one of \(8, 4\)"):
+        Wrapping(Processes()).put(rank_8, lambda: torch.ones(1, 4))
+    assert not rank_8.any()
 
 
 def test_an_interrupted_save_leaves_the_older_checkpoint(tmp_path: Path) -> None:
