@@ -104,15 +104,13 @@ def checkpoint_bytes(config: TrainConfig, shape: ModelShape, *, itemsize: int) -
 @dataclass(frozen=True)
 class Forecast:
     """Bytes by part, each at the moment of a step at which it is largest, and `peak`, the most that are held
-    at once. `fixed` is what no setting of a batch changes; `host` are bytes that `training.cpu_offload` keeps
-    in the memory of the host. `episodes` is how many are played at once: `asked`, or what there is room
-    for."""
+    at once. `fixed` is what no setting of a batch changes. `episodes` is how many are played at once:
+    `asked`, or what there is room for."""
 
     parts: dict[str, float]
     peak: float
-    host: float = 0.0
-    episodes: int = 0
-    asked: int = 0
+    episodes: int
+    asked: int
 
     @property
     def fixed(self) -> float:
@@ -151,7 +149,6 @@ def forecast(
         if zero3 is not None:  # flattened for the optimiser, when the backward pass is over
             copied = min(parts["gradients"], zero3.get("sub_group_size", _SUB_GROUP) * _MASTER_BYTES)
             parts["gradients"] += copied
-    host = sum(parts[name] for name in on_host)
     parts |= dict.fromkeys(on_host, 0.0)
     copied = 0.0 if "gradients" in on_host else copied
     has_engine = backend == "vllm" and config.algorithm == "grpo" and not config.vllm.servers
@@ -168,7 +165,7 @@ def forecast(
     updating -= parts["kv_cache"] + parts["sampling_copy"]  # `rest` lets go of both
     passing = parts["activations"] + parts["logits"]  # over before gradients are flattened
     updating -= min(copied, passing)
-    return Forecast(parts=parts, peak=max(sampling, updating), host=host, episodes=episodes, asked=asked)
+    return Forecast(parts=parts, peak=max(sampling, updating), episodes=episodes, asked=asked)
 
 
 def episodes_asked(config: TrainConfig) -> int:
