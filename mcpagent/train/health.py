@@ -74,7 +74,7 @@ _Seen = tuple[float, int | None]  # a metric at one step, and the episodes that 
 
 
 class HealthMonitor:
-    """Adds measures of health to every record, and ends a run after `PATIENCE` steps in a row past one of
+    """Watches the records of a run, and ends it after `PATIENCE` steps in a row past one of
     `limits` (by their names in MEASURES). `note` is told when a limit is first passed.
 
     What it remembers is a function of the records: a resumed run hands them to `replay`.
@@ -89,9 +89,7 @@ class HealthMonitor:
         self.is_well = True  # no limit was passed at the last step
 
     def on_step(self, report: StepReport) -> None:
-        """Add the measures of the episodes to the metrics of the step, and compare them with the limits."""
-        if "calls_mean" not in report.metrics:
-            report.metrics.update(episode_measures(report.trajectories))
+        """Compare the metrics of the step with the limits."""
         self._assess(report.metrics, self._note)
 
     def should_stop(self) -> str | None:
