@@ -233,14 +233,14 @@ def _record(run: GrpoRun, episodes: _Episodes, graded: GradedBatch, update: _Upd
     """The rest of a step: its evaluation, its record and, if it is due, its checkpoint."""
     state, trajectories = run.state, episodes.trajectories
     state.penalty_active = episodes.penalty_active
-    groups = len({t.group_id for t in trajectories})
+    groups, uniform = len({t.group_id for t in trajectories}), len(graded.uniform_group_ids)
     record: JsonObject = {
         "step": state.step,
         **episode_metrics(trajectories),
         **update.stats.summary(),
         **update.synced,
-        "uniform_groups": graded.uniform_groups,
-        "uniform_share": graded.uniform_groups / groups if groups else None,
+        "uniform_groups": uniform,
+        "uniform_share": uniform / groups if groups else None,
         "resampled_groups": episodes.resampled,
         "trained_samples": len(graded.samples),
         "penalty_active": state.penalty_active,

@@ -42,7 +42,7 @@ def test_uniform_groups_and_unscored_attempts_are_left_out() -> None:
     # Group a without its hole has the mean 0.5.
     assert advantages(graded) == [0.5, -0.5, 0.5, -0.5]
     assert graded.sample_groups == [0, 0, 0, 0]
-    assert graded.uniform_groups == 2
+    assert len(graded.uniform_group_ids) == 2
     assert [g.has_signal for g in graded.groups] == [True, False, False]
 
 
@@ -78,7 +78,7 @@ def test_a_group_that_is_uniform_in_its_outcome_still_tells_turns_apart() -> Non
 
     groups = [of_trajectories(attempt(0, 0.5), attempt(1, 0.0))]
     by_turn = GradeSettings(credit=CreditSettings(advantage="turn"))
-    assert grade_groups(groups, settings=PLAIN).uniform_groups == 1
+    assert len(grade_groups(groups, settings=PLAIN).uniform_group_ids) == 1
     graded = grade_groups(groups, settings=by_turn)
     # Turn 0: mean 0.25, sample standard deviation 0.5 / sqrt(2); turn 1 has no terms and is the same in both.
     expected = 0.5 * 0.25 / (0.5 / 2**0.5 + 1e-4)

@@ -154,11 +154,6 @@ class GradedBatch:
         return {group.group_id for group in self.groups if not group.has_signal}
 
     @property
-    def uniform_groups(self) -> int:
-        """How many groups carry no signal."""
-        return len(self.uniform_group_ids)
-
-    @property
     def samples(self) -> list[TrainSample]:
         """Those that are trained on, group by group."""
         return [a.sample for group in self.groups for a in group.trained if a.sample is not None]

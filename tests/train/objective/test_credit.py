@@ -80,16 +80,16 @@ def test_turn_credit_comes_beside_the_outcome() -> None:
 @pytest.mark.parametrize("advantage", ["group", "rloo", "turn"])
 def test_a_uniform_group_teaches_nothing_where_attempts_are_compared(advantage: str) -> None:
     own = graded([(0.3, sample(2)), (0.3, sample(1)), (None, sample(1))], advantage=advantage)
-    assert (own.uniform_groups, own.samples) == (1, [])
+    assert (len(own.uniform_group_ids), own.samples) == (1, [])
     assert assign_credit(own).advantages == []
 
 
 @pytest.mark.parametrize("advantage", ["reinforce++", "gae"])
 def test_a_uniform_group_teaches_where_the_baseline_lies_outside_of_it(advantage: str) -> None:
     own = graded([(0.3, sample(2)), (0.3, sample(1)), (None, sample(1))], advantage=advantage)
-    assert (own.uniform_groups, len(own.samples)) == (0, 2)
+    assert (len(own.uniform_group_ids), len(own.samples)) == (0, 2)
     nothing = graded([(None, sample(2))], advantage=advantage)
-    assert (nothing.uniform_groups, nothing.samples) == (1, [])
+    assert (len(nothing.uniform_group_ids), nothing.samples) == (1, [])
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.integers(1, 9)), min_size=2, max_size=8), st.integers(1, 7))
