@@ -263,14 +263,11 @@ class _GoldPlan:
 
 
 class EmptyPolicy:
-    """Never calls a tool: silence, or one refusal."""
-
-    def __init__(self, text: str = "") -> None:
-        self._text = text
+    """Says nothing, and never calls a tool."""
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """Return the same text for each request."""
-        return [Completion(text=self._text) for _ in requests]
+        """Return an empty text for each request."""
+        return [Completion(text="") for _ in requests]
 
     async def release(self, episode_id: str) -> None:
         """Nothing is kept."""
