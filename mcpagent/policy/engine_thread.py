@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Generic, Protocol, TypeVar
@@ -55,10 +54,10 @@ E = TypeVar("E", bound=BatchEngine)
 @dataclass(eq=False)
 class _Batch:
     requests: Sequence[CompletionRequest]
-    done: Callable[[Any], None]
-    failed: Callable[[BaseException], None]
+    completed: Future[Any] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
+        self.completed.set_running_or_notify_cancel()  # whoever gives up waiting does not cancel it
         self.places = {r.episode_id: i for i, r in enumerate(self.requests)}
         self.completions: list[Completion | None] = [None] * len(self.requests)
 
@@ -68,7 +67,7 @@ class _Control:
     """Work on the engine between two steps; returns the turns that it ended."""
 
     run: Callable[[], Sequence[Finished]]
-    failed: Callable[[BaseException], None]
+    completed: Future[Any] = field(default_factory=Future)
 
 
 class EnginePolicy(Generic[E]):
@@ -94,41 +93,28 @@ class EnginePolicy(Generic[E]):
         """One completion for each request, in order."""
         if not requests:
             return []
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[list[Completion]] = loop.create_future()
-
-        def settle(action: Callable[[Any], None], value: Any) -> None:
-            # A closed loop means that whoever asked is gone.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: None if result.done() else action(value))
-
-        self._ask(
-            _Batch(
-                tuple(requests),
-                lambda completions: settle(result.set_result, completions),
-                lambda error: settle(result.set_exception, error),
-            )
-        )
-        return await result
+        batch = _Batch(tuple(requests))
+        self._ask(batch)
+        return await asyncio.wrap_future(batch.completed)
 
     async def release(self, episode_id: str) -> None:
         """Forget the episode, in order with what was asked before. A turn of it that is still being sampled
         ends: with the tokens so far from transformers, without any from vLLM."""
-        self._ask(_Control(lambda: self.engine.release(episode_id), lambda _: None))
+        self._ask(_Control(lambda: self.engine.release(episode_id)))
 
     def call(self, run: Callable[[], T]) -> T:
         """`run()` between two steps, on the engine's thread. What it raises is the caller's: turns go on."""
-        done: Future[T] = Future()
 
-        def control() -> Sequence[Finished]:
+        def work() -> Sequence[Finished]:
             try:
-                done.set_result(run())
+                control.completed.set_result(run())
             except Exception as error:  # noqa: BLE001 - thread boundary: it is raised in the caller
-                done.set_exception(error)
+                control.completed.set_exception(error)
             return ()
 
-        self._ask(_Control(control, done.set_exception))
-        return done.result()
+        control = _Control(work)
+        self._ask(control)
+        return control.completed.result()
 
     def close(self) -> None:
         """Stop the thread. Turns that are being sampled, and whoever asks later, get an error."""
@@ -136,7 +122,7 @@ class EnginePolicy(Generic[E]):
         def stop() -> Sequence[Finished]:
             raise RuntimeError("the policy was closed")
 
-        self._ask(_Control(stop, lambda _: None))
+        self._ask(_Control(stop))
         self._thread.join()
 
     def _ask(self, item: _Batch | _Control) -> None:
@@ -144,7 +130,7 @@ class EnginePolicy(Generic[E]):
             if self._failure is None:
                 self._inbox.put(item)
                 return
-        item.failed(self._failure)
+        item.completed.set_exception(self._failure)
 
     def _serve(self, make: Callable[[], E], made: Future[E]) -> None:
         try:
@@ -184,14 +170,14 @@ class EnginePolicy(Generic[E]):
         while not self._inbox.empty():
             waiting.append(self._inbox.get())
         for item in waiting:
-            item.failed(error)
+            item.completed.set_exception(error)
 
     def _deliver(self, end: Finished, open_batches: list[_Batch]) -> None:
         batch = next(b for b in open_batches if end.request.episode_id in b.places)
         batch.completions[batch.places.pop(end.request.episode_id)] = self._completion(end)
         if not batch.places:
             open_batches.remove(batch)
-            batch.done(batch.completions)
+            batch.completed.set_result(batch.completions)
 
     def _completion(self, end: Finished) -> Completion:
         whole = PolicySpan(version=self.version, start=0, end=len(end.token_ids))
