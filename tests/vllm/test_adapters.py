@@ -53,17 +53,17 @@ def loaded_as(policy: VllmPolicy, name: str, number: int, folder: Path) -> None:
     """As one would write it: the same name or number for the next adapter."""
     from vllm.lora.request import LoRARequest
 
-    engine = policy._thread.engine
+    engine = policy.engine
     adapter = LoRARequest(name, number, str(folder))
-    policy._thread.call(lambda: engine._llm.add_lora(adapter))
+    policy.call(lambda: engine._llm.add_lora(adapter))
     engine._adapter = adapter
 
 
 def test_no_turn_is_sampled_before_there_is_an_adapter(engine: VllmPolicy) -> None:
     """First of this file: on a CPU such a row would get whatever adapter its neighbours use."""
-    assert engine._thread.engine._adapter is None
+    assert engine.engine._adapter is None
     with pytest.raises(RuntimeError, match="no adapter"):
-        engine._thread.call(lambda: engine._thread.engine.admit(requests(prompts(1))))
+        engine.call(lambda: engine.engine.admit(requests(prompts(1))))
 
 
 def test_every_version_of_an_adapter_is_the_one_that_samples(
@@ -98,7 +98,7 @@ def test_another_adapter_under_a_known_number_is_caught(
 
 def test_keys_of_another_adapter_under_a_known_name_are_caught(policy: VllmPolicy, model: Any) -> None:
     prove(model, policy)  # the canary's prompts are in the cache under the adapter's name and folder
-    loaded = policy._thread.engine._adapter
+    loaded = policy.engine._adapter
     train_a_little(model, seed=4)
     loaded_as(policy, loaded.lora_name, 1000, saved(model, Path(loaded.lora_path)))
     with pytest.raises(RunError, match="does not serve the weights"):

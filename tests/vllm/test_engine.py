@@ -167,6 +167,6 @@ def test_more_prompt_tokens_than_fit_into_one_step_are_sampled_right(model: Any,
 def test_asking_an_engine_that_sleeps_is_an_error_and_no_wait_without_end(policy: VllmPolicy) -> None:
     """Last of this file: an engine that gave its memory to the trainer fails for good when it is asked."""
     # vLLM refuses `enable_sleep_mode` on a CPU, but its engine can be put to sleep as a GPU's is.
-    policy._thread.call(lambda: policy._thread.engine._llm.sleep(level=1))
+    policy.call(lambda: policy.engine._llm.sleep(level=1))
     with pytest.raises(RuntimeError, match="sleeps"):
         asyncio.run(asyncio.wait_for(policy.complete(requests(prompts(1))), timeout=20))
