@@ -18,13 +18,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of one turn. Without `versions`, all of it is by the version in force when it ends."""
+    """The end of one turn."""
 
     request: CompletionRequest
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     reason: FinishReason
-    versions: tuple[PolicySpan, ...] = ()
 
 
 class BatchEngine(Protocol):
@@ -116,6 +115,18 @@ class EnginePolicy(Generic[E]):
         self._ask(control)
         return control.completed.result()
 
+    def change_weights(self, write: Callable[[], object]) -> None:
+        """Run `write`, which changes the weights, on the engine's thread, and count a new version. Raises
+        RuntimeError while a turn is being sampled, which would be of two versions."""
+
+        def change() -> None:
+            if self.engine.has_work:
+                raise RuntimeError("the weights cannot change while a turn is being sampled")
+            write()
+            self.version += 1
+
+        self.call(change)
+
     def close(self) -> None:
         """Stop the thread. Turns that are being sampled, and whoever asks later, get an error."""
 
@@ -180,11 +191,10 @@ class EnginePolicy(Generic[E]):
             batch.completed.set_result(batch.completions)
 
     def _completion(self, end: Finished) -> Completion:
-        whole = PolicySpan(version=self.version, start=0, end=len(end.token_ids))
         return Completion(
             text=self._decode(end.token_ids),
             finish_reason=end.reason,
             token_ids=end.token_ids,
             logprobs=end.logprobs,
-            policy_versions=end.versions or (whole,),
+            policy_versions=(PolicySpan(version=self.version, start=0, end=len(end.token_ids)),),
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from mcpagent.core.trajectory import FinishReason, PolicySpan
+from mcpagent.core.trajectory import FinishReason
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.engine_thread import Finished
@@ -60,20 +60,15 @@ class OpenTurn:
 
     request: CompletionRequest
     uniforms: list[float]  # one for each token that may be sampled
-    versions: list[tuple[int, int]]  # policy version, its first token
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, request: CompletionRequest, *, max_context: int, version: int) -> OpenTurn:
+    def begin(cls, request: CompletionRequest, *, max_context: int) -> OpenTurn:
         """Return the turn of a request; its random numbers depend on the request's seed alone."""
         room = min(request.sampling.max_new_tokens, max_context - len(request.token_ids))
         uniforms = np.random.default_rng(request.seed).random(room, dtype=np.float32).tolist()
-        return cls(request, uniforms, [(version, 0)])
-
-    def change_version(self, version: int) -> None:
-        """What is sampled from now on is by other weights."""
-        self.versions.append((version, len(self.tokens)))
+        return cls(request, uniforms)
 
     def is_over(self, stop_ids: frozenset[int]) -> bool:
         """Return whether the last token is a stop token, or the turn is as long as it may be."""
@@ -82,13 +77,8 @@ class OpenTurn:
     def finished(self, stop_ids: frozenset[int]) -> Finished:
         """Return where it stands, whether it is over or was cut."""
         stopped = bool(self.tokens) and self.tokens[-1] in stop_ids
-        ends = [start for _, start in self.versions[1:]] + [len(self.tokens)]
-        versions = tuple(
-            PolicySpan(version=version, start=start, end=end)
-            for (version, start), end in zip(self.versions, ends, strict=True)
-        )
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-        return Finished(self.request, tuple(self.tokens), tuple(self.logprobs), reason, versions)
+        return Finished(self.request, tuple(self.tokens), tuple(self.logprobs), reason)
 
 
 def sample_turns(turns: Sequence[OpenTurn], logits: torch.Tensor, *, sample: TokenSampler) -> None:

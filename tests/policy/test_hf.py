@@ -202,35 +202,36 @@ def test_new_weights_count_a_version_and_reach_the_next_completion() -> None:
     assert completion.policy_versions[0].version == 1
 
 
-def test_weights_that_change_within_a_turn_are_written_between_two_steps_and_counted() -> None:
+def test_weights_are_written_on_the_engines_thread_and_not_within_a_turn() -> None:
     model = tiny_model()
     asked = request("e", [1, 2, 3], seed=1, max_new_tokens=4)
     alone = naive_turn(model, asked)
     assert len(alone[0]) > 1
     writers: list[str] = []
 
+    def write() -> None:
+        writers.append(threading.current_thread().name)
+
     async def run() -> Completion:
         async with serving(model) as policy:
             gate = Gate(model)
             turn = asyncio.create_task(policy.complete([asked]))
             await gate.wait_until_reached()
-
-            def write() -> None:
-                writers.append(threading.current_thread().name)
-
             change = asyncio.create_task(asyncio.to_thread(policy.on_weights_changed, write))
             while policy._inbox.empty():
                 await asyncio.sleep(0)
             gate.opened.set()
-            await change
-            assert policy.version == 1
-            return (await turn)[0]
+            with pytest.raises(RuntimeError, match="while a turn is being sampled"):
+                await change
+            assert (writers, policy.version) == ([], 0)
+            completion = (await turn)[0]
+            policy.on_weights_changed(write)
+            assert (writers, policy.version) == (["mcpagent-policy"], 1)  # nobody samples while it writes
+            return completion
 
     completion = asyncio.run(run())
-    assert writers == ["mcpagent-policy"]  # nobody samples while it writes
-    # The weights were written as they were, so the turn is the one that it would have been.
     assert completion.token_ids == alone[0]
-    assert [span.version for span in completion.policy_versions] == [0, 1]
+    assert [span.version for span in completion.policy_versions] == [0]
 
 
 def test_an_episode_that_is_released_in_mid_turn_leaves_the_others_unharmed() -> None:

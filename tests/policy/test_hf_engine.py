@@ -233,33 +233,6 @@ def test_the_cache_is_not_used_again_after_a_change_of_weights() -> None:
     assert_naive(model, second)
 
 
-def test_weights_that_change_within_a_turn_sample_the_rest_of_it_and_each_token_knows_its_version() -> None:
-    model, rng = tiny_model(), random.Random(5)
-    engine = make_engine(model)
-    asked = [request(f"e{i}", some_tokens(rng, 4 + 5 * i), seed=i, max_new_tokens=12) for i in range(4)]
-    old = {a.episode_id: naive_turn(model, a) for a in asked}
-    ends = engine.admit(asked)
-    for _ in range(3):
-        ends += engine.step()
-    with torch.no_grad():
-        model.get_decoder().layers[0].self_attn.v_proj.weight.neg_()
-    engine.reset()
-    while engine.has_work:
-        ends += engine.step()
-    changed = [end for end in ends if len(end.versions) == 2]
-    assert changed
-    for end in changed:
-        assert [(v.version, v.start, v.end) for v in end.versions] == [(0, 0, 4), (1, 4, len(end.token_ids))]
-        assert end.token_ids[:4] == old[end.request.episode_id][0][:4]
-        context = torch.tensor([[*end.request.token_ids, *end.token_ids]])
-        with torch.no_grad():
-            logprobs = model(input_ids=context).logits[0].log_softmax(-1)
-        first = len(end.request.token_ids) - 1
-        scored = [float(logprobs[first + i, token]) for i, token in enumerate(end.token_ids)]
-        assert end.logprobs[4:] == pytest.approx(scored[4:], abs=1e-5)
-        assert end.logprobs[:4] != pytest.approx(scored[:4], abs=1e-3)
-
-
 def test_each_row_of_a_batch_is_sampled_by_its_own_settings() -> None:
     model = tiny_model()
     own = (

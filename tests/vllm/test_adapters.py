@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from mcpagent.errors import RunError
 from mcpagent.policy.vllm.engine import VllmPolicy
-from tests.vllm.test_weights import engine_tokens, prove
+from tests.vllm.test_weights import prove
 from tests.vllm.world import (
     PARITY,
     ask,
@@ -103,26 +102,3 @@ def test_keys_of_another_adapter_under_a_known_name_are_caught(policy: VllmPolic
     loaded_as(policy, loaded.lora_name, 1000, saved(model, Path(loaded.lora_path)))
     with pytest.raises(RunError, match="does not serve the weights"):
         prove(model, policy)
-
-
-async def test_two_adapters_in_one_batch_keep_to_their_rows(
-    policy: VllmPolicy, model: Any, tmp_path: Path
-) -> None:
-    """A turn in flight ends on the adapter that it began with; the next one takes the new one."""
-    old = with_adapters(tiny_model())
-    train_a_little(old, seed=1)  # as `model` is when it is first loaded
-    before, after = requests(prompts(2), max_new_tokens=120), requests(prompts(2), name="late")
-    first = policy.version
-    async with asyncio.timeout(120):
-        early = asyncio.create_task(policy.complete(before))
-        while sum(engine_tokens(policy)) < 4:
-            await asyncio.sleep(0.01)
-        train_a_little(model, seed=5)
-        await asyncio.to_thread(policy.load_adapter, saved(model, tmp_path / "next"))
-        late = await policy.complete(after)
-        assert not early.done()
-        early, late = await early, late
-    assert worst(old, before, early) < PARITY
-    assert worst(model, after, late) < PARITY
-    assert {span.version for c in early for span in c.policy_versions} == {first}
-    assert {span.version for c in late for span in c.policy_versions} == {first + 1}

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
@@ -111,48 +109,6 @@ def test_weights_that_were_never_sent_are_caught_with_both_numbers(policy: VllmP
     train_a_little(model, seed=4)
     with pytest.raises(RunError, match=r"mean logprob is -\d+\.\d+, the trainer's -\d+\.\d+ nats"):
         prove(model, policy)
-
-
-async def test_a_turn_in_flight_goes_on_with_the_new_weights_and_says_which_tokens_are_whose(
-    policy: VllmPolicy, model: Any
-) -> None:
-    old = tiny_model()
-    asked = requests(prompts(6), max_new_tokens=150, temperature=0.7)
-    first = policy.version
-
-    states = [weights_of(old)]
-    async with asyncio.timeout(120):
-        turns = asyncio.create_task(policy.complete(asked))
-        await asyncio.sleep(0)
-        for seed in (5, 6):
-            before = sum(engine_tokens(policy))
-            while sum(engine_tokens(policy)) < before + 60:
-                await asyncio.sleep(0.01)
-            train_a_little(model, seed=seed)
-            states.append(weights_of(model))
-            await asyncio.to_thread(policy.load_weights, states[-1])
-        got = await turns
-    long = [(r, c) for r, c in zip(asked, got, strict=True) if len(c.policy_versions) == 3]
-    assert long
-    for request, completion in zip(asked, got, strict=True):
-        spans = completion.policy_versions
-        assert (spans[0].start, spans[-1].end) == (0, len(completion.token_ids))
-        assert all(a.end == b.start for a, b in pairwise(spans))
-        for span in spans:
-            # Each token as the weights of its span see the whole context: no key of older ones is left.
-            old.load_state_dict(dict(states[span.version - first]))
-            expected = logprobs(old, request, completion)[span.start : span.end]
-            assert completion.logprobs[span.start : span.end] == pytest.approx(expected, abs=PARITY)
-
-
-def weights_of(model: Any) -> list[tuple[str, torch.Tensor]]:
-    return [(name, value.clone()) for name, value in model.state_dict().items()]
-
-
-def engine_tokens(policy: VllmPolicy) -> list[int]:
-    """How many tokens each running turn has."""
-    states = policy.engine._llm.output_processor.request_states
-    return [state.detokenizer.num_output_tokens() for state in list(states.values())]
 
 
 def test_sleeping_and_waking_changes_nothing(policy: VllmPolicy, model: Any) -> None:

@@ -46,7 +46,6 @@ class PlainEngine:
         self._decoder, self._head, self._sample_rows = decoder, head, sample
         self._stop_ids, self._max_context, self._device = stop_ids, max_context, device
         self._turns: dict[str, _Turn] = {}
-        self.version = 0
 
     @property
     def has_work(self) -> bool:
@@ -54,11 +53,7 @@ class PlainEngine:
         return bool(self._turns)
 
     def reset(self) -> None:
-        """The weights have changed: turns that are being sampled go on with the new ones."""
-        self.version += 1
-        for turn in self._turns.values():
-            turn.cache = None
-            turn.sampled.change_version(self.version)
+        """The weights have changed: nothing is kept from turn to turn that knows the old ones."""
 
     def release(self, episode_id: str) -> list[Finished]:
         """Forget an episode; a turn of it that is still being sampled ends where it is."""
@@ -74,7 +69,7 @@ class PlainEngine:
                 continue
             if request.episode_id in self._turns:
                 raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
-            sampled = OpenTurn.begin(request, max_context=self._max_context, version=self.version)
+            sampled = OpenTurn.begin(request, max_context=self._max_context)
             self._turns[request.episode_id] = _Turn(sampled)
         return ends
 
@@ -161,12 +156,11 @@ class HFPolicy(EnginePolicy[SlotEngine | PlainEngine]):
         super().__init__(make, decode=decode)
 
     def on_weights_changed(self, write: Callable[[], None] = lambda: None) -> None:
-        """Count a new policy version and drop every cached key, from any thread. `write` changes the weights,
-        between two steps of the engine: turns that are being sampled go on with the new ones."""
+        """Count a new policy version and drop every cached key, from any thread. `write` changes the weights.
+        Raises RuntimeError while a turn is being sampled."""
 
         def change() -> None:
             write()
             self.engine.reset()
-            self.version = self.engine.version
 
-        self.call(change)
+        self.change_weights(change)

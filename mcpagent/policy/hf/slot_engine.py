@@ -177,7 +177,6 @@ class SlotEngine:
         self._slot_of: dict[str, int] = {}
         self._active = 0
         self._cache = SlotCache(slots=slots, dtype=dtype, longest=max_context)
-        self.version = 0
         self.sampled_tokens = 0
         self.prefilled_tokens = 0
 
@@ -186,25 +185,12 @@ class SlotEngine:
         """Whether a turn is being sampled."""
         return self._active > 0
 
-    @torch.inference_mode()
     def reset(self) -> None:
-        """Forget every cached key: the weights have changed. Turns that are being sampled go on with the new
-        ones, from keys that are computed anew."""
-        self.version += 1
+        """Forget every cached key: the weights have changed, and no turn is being sampled."""
         for row in self._rows:
             row.cached = 0
         if not self._rows:
             self._cache.clear()
-        active = self._rows[: self._active]
-        # The last token is pending: its keys are computed by the next step.
-        pending = [row.context.pop() for row in active]
-        counts = [len(row.context) for row in active]
-        self.prefilled_tokens += sum(counts)
-        for start, end in _blocks(counts):
-            self._extend(active[start:end], first=start)
-        for row, token in zip(active, pending, strict=True):
-            row.context.append(token)
-            row.turn.change_version(self.version)
 
     @torch.inference_mode()
     def release(self, episode_id: str) -> list[Finished]:
@@ -272,7 +258,7 @@ class SlotEngine:
         same = _common_prefix(context, row.context[: row.cached])
         # At least one token is computed again: the next token is sampled from its output.
         row.context, row.cached = context, min(same, len(context) - 1)
-        row.open_turn = OpenTurn.begin(request, max_context=self._max_context, version=self.version)
+        row.open_turn = OpenTurn.begin(request, max_context=self._max_context)
         self._exchange(slot, self._active)
         self._active += 1
 

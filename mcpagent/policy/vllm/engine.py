@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.trajectory import FinishReason, PolicySpan
+from mcpagent.core.trajectory import FinishReason
 from mcpagent.errors import UserError
 from mcpagent.models.architecture import cache_elements
 from mcpagent.policy.contract import CompletionRequest
@@ -70,11 +70,10 @@ class VllmEngine:
         self._settings, self._stop_ids = settings, sorted(stop_ids)
         with _state_of_this_process():
             self._llm = _start(settings)
-        self._llm.set_weight_version("0")
         self._devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         self._random = _RandomState(self._devices)
         self._numbers = itertools.count()
-        self._open: dict[str, tuple[CompletionRequest, int]] = {}  # by request id, with the adapter's version
+        self._open: dict[str, CompletionRequest] = {}  # by request id
         self._request_of: dict[str, str] = {}  # by episode
         self._adapter: Any = None
         self.prefilled_tokens = 0  # the cached ones among them left out
@@ -111,7 +110,7 @@ class VllmEngine:
             _sampling_params(request, self._stop_ids, room=room, is_seeded=self._settings.is_seeded),
             lora_request=self._adapter,
         )
-        self._open[name] = (request, 0 if self._adapter is None else self._adapter.lora_int_id - 1)
+        self._open[name] = request
         self._request_of[request.episode_id] = name
 
     def step(self) -> list[Finished]:
@@ -129,27 +128,24 @@ class VllmEngine:
         if name is None:
             return []
         self._llm.abort_request([name])
-        request, _ = self._open.pop(name)
-        return [Finished(request, (), (), FinishReason.LENGTH)]
+        return [Finished(self._open.pop(name), (), (), FinishReason.LENGTH)]
 
     def load_adapter(self, folder: Path, *, version: int) -> None:
-        """Turns that begin from now on use the adapter in `folder` (PEFT format), which must stay while any
-        of them runs. Name and id are new each time: under a known id vLLM keeps the old adapter, under a
-        known name the keys that the old one computed."""
+        """Turns that begin from now on use the adapter in `folder` (PEFT format), which must stay. Name and
+        id are new each time: under a known id vLLM keeps the old adapter, under a known name the keys that
+        the old one computed."""
         from vllm.lora.request import LoRARequest
 
         adapter = LoRARequest(f"policy-{version}", version + 1, str(folder))
         self._llm.add_lora(adapter)
         self._adapter = adapter
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], *, version: int) -> None:
-        """Replace every weight, also under turns that are being sampled: they go on with new keys for what
-        they have, and their spans say which tokens are whose."""
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace every weight, and drop the keys that the old ones computed."""
         # Of a tied tensor's names a checkpoint holds the first, and some models (Gemma) know no other.
         once = {(w.data_ptr(), w.shape): (name, w) for name, w in reversed(list(weights))}
         self._llm.collective_rpc("mcpagent_load_weights", args=(list(reversed(once.values())),))
-        self._llm.reset_prefix_cache(reset_running_requests=True)
-        self._llm.set_weight_version(str(version))
+        self._llm.reset_prefix_cache()
 
     def served(self) -> list[JsonObject]:
         """Return what each worker computes with now: checksums of the current adapter, or of all weights."""
@@ -178,21 +174,14 @@ class VllmEngine:
 
     def _finished(self, out: Any) -> Finished:
         (completion,) = out.outputs
-        request, adapter_version = self._open.pop(out.request_id)
+        request = self._open.pop(out.request_id)
         del self._request_of[request.episode_id]
         token_ids = tuple(completion.token_ids)
         logprobs = tuple(completion.logprobs.logprobs[i] for i in completion.logprobs.start_indices)
         refuse_infinite(logprobs)
         self.prefilled_tokens += len(request.token_ids) - (out.num_cached_tokens or 0)
-        if self._adapter is not None:
-            versions = (PolicySpan(version=adapter_version, start=0, end=len(token_ids)),)
-        else:
-            versions = tuple(
-                PolicySpan(version=int(span.version), start=span.start, end=span.end)
-                for span in completion.weight_versions or ()
-            )
         reason = FinishReason.STOP if completion.finish_reason == "stop" else FinishReason.LENGTH
-        return Finished(request, token_ids, logprobs, reason, versions)
+        return Finished(request, token_ids, logprobs, reason)
 
 
 class _RandomState:
@@ -350,7 +339,7 @@ def _state_of_this_process() -> Iterator[None]:
 
 
 class VllmPolicy(EnginePolicy[VllmEngine]):
-    """Samples with vLLM; weights may be changed at any time, also while turns are being sampled."""
+    """Samples with vLLM; weights may be changed whenever no turn is being sampled."""
 
     def __init__(
         self,
@@ -379,11 +368,11 @@ class VllmPolicy(EnginePolicy[VllmEngine]):
 
     def load_adapter(self, folder: Path) -> None:
         """A new version: the adapter in `folder`, for turns that begin from now on."""
-        self._change(lambda version: self.engine.load_adapter(folder, version=version))
+        self.change_weights(lambda: self.engine.load_adapter(folder, version=self.version + 1))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """A new version: every weight by its name in the checkpoint, also for turns that are running."""
-        self._change(lambda version: self.engine.load_weights(weights, version=version))
+        """A new version: every weight by its name in the checkpoint."""
+        self.change_weights(lambda: self.engine.load_weights(weights))
 
     def served(self) -> dict[str, list[JsonObject]]:
         """Checksums of what samples, by engine and worker (see `policy.vllm.worker`)."""
@@ -401,10 +390,3 @@ class VllmPolicy(EnginePolicy[VllmEngine]):
         """Stop the engine. Turns that are being sampled, and whoever asks later, get an error."""
         super().close()
         self.engine.close()
-
-    def _change(self, load: Callable[[int], None]) -> None:
-        def change() -> None:
-            load(self.version + 1)
-            self.version += 1
-
-        self.call(change)
