@@ -51,7 +51,7 @@ class DatasetCounts:
             self.offered_tools[len(task.offered_tools)] += 1
         self.prompt_chars_max = max(self.prompt_chars_max, sum(len(m.content) for m in task.prompt))
         self.question_chars[len(said(task)) // 20 * 20] += 1
-        self.volatile += bool(volatile_because(task, None))
+        self.volatile += bool(volatile_because(task))
         names = [f"{step.server}.{step.tool}" for step in plan]
         for n, counter in enumerate(self.sequences, 1):
             counter.update(" > ".join(names[i : i + n]) for i in range(len(names) - n + 1))
@@ -146,7 +146,7 @@ def render_task(task: Task) -> Iterator[str]:
     for name in ("withheld", "fails", "verdicts"):
         if name in task.extra_info:
             yield f"  {name:10} {json.dumps(task.extra_info[name], ensure_ascii=False)}"
-    if reasons := volatile_because(task, None):
+    if reasons := volatile_because(task):
         yield f"  volatile   {'; '.join(reasons)}"
 
 
