@@ -113,17 +113,18 @@ def _remembered(tools: ToolsConfig | None, out: Path, console: Console) -> Datas
 
 
 def _converted(spec: Path, tools: ToolsConfig | None, console: Console, *, execute: bool) -> Conversion:
-    from mcpagent.synth.dependent.convert import convert_spec, execute_plans
+    from mcpagent.synth.dependent.convert import convert_spec
+    from mcpagent.synth.tasks.prove import grounded
     from mcpagent.synth.tasks.run import CallCache
     from mcpagent.tools.setup import open_tools
 
     if tools is None:
         return convert_spec(spec, catalog=None)
     with open_tools(tools, on_note=console.note) as opened:
-        conversion = convert_spec(spec, catalog=opened.pool.tools)
+        catalog, cache = opened.pool.tools, CallCache(opened.pool)
         if not execute:
-            return conversion
-        return opened.io.run(execute_plans(conversion, CallCache(opened.pool)))
+            return convert_spec(spec, catalog=catalog)
+        return convert_spec(spec, catalog=catalog, execute=lambda task: opened.io.run(grounded(task, cache)))
 
 
 def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bool) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,11 @@ from mcpagent.synth.dependent.spec import (
     read_spec,
 )
 from mcpagent.synth.tasks.inspect import written_faults
-from mcpagent.synth.tasks.prove import grounded
 from mcpagent.synth.tasks.record import system_message
-from mcpagent.synth.tasks.run import CallCache, ToolShelf
+from mcpagent.synth.tasks.run import GoldRun, ToolShelf
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 
-DATA_SOURCE = "synthetic/dependent"
-ENV_CLASS = "MCPToolEnv"
+_DATA_SOURCE = "synthetic/dependent"
 _GENERATOR = "dependent-spec"
 # Of a solution: the fields of a ground truth that may stand next to the plan.
 _TAKEN_OVER = ("success", "final_answer", "answer_facts", "state", "setup", "abstain", "reference_answer")
@@ -38,7 +35,6 @@ _TAKEN_OVER = ("success", "final_answer", "answer_facts", "state", "setup", "abs
 class Converted:
     """One task of the spec: the record, or what is wrong with what stands at `pointer`, which is `raw`."""
 
-    number: int
     pointer: str
     raw: Any
     task: Task | None
@@ -70,31 +66,36 @@ def convert_spec(
     path: Path,
     *,
     catalog: Mapping[str, ToolSpec] | None,
-    env_class: str = ENV_CLASS,
-    data_source: str = DATA_SOURCE,
+    execute: Callable[[Task], tuple[Task, GoldRun] | Rejection] | None = None,
 ) -> Conversion:
     """Check and convert every task. `catalog` (by the name that the model sees) is what the tasks may use and
-    offer; without one, a task offers every tool that the spec names. Raises UserError for a file that is no
-    spec."""
+    offer; without one, a task offers every tool that the spec names. `execute` runs the plan of a task that
+    has no fault: what it answers is settled in the record, and a plan that fails, or whose gold episode would
+    not score 1.0, is a fault. Raises UserError for a file that is no spec."""
     conversion = Conversion()
     # What was read of a task is not kept, so without a catalog the file is read once more.
     offer = _named_tools(read_spec(path)) if catalog is None else dict(catalog)
     shelf = None if catalog is None else ToolShelf(catalog.values())
     pinned = None if catalog is None else catalog_hash(catalog.values())
     ids: dict[str, str] = {}
-    for number, source in enumerate(read_spec(path)):
+    for source in read_spec(path):
         faults = list(source.faults)
         task: Task | None = None
         if source.task is not None and source.scenario is not None:
-            task = _record(source.task, source.scenario, offer, env_class=env_class, data_source=data_source)
+            task = _record(source.task, source.scenario, offer)
             if pinned is not None:
                 task = task.model_copy(update={"extra_info": {**task.extra_info, "catalog_hash": pinned}})
             faults += _faults(task, source.pointer, shelf, ids)
             if not faults:
                 _note(conversion, source.task, source.scenario, task)
+            if not faults and execute is not None:
+                outcome = execute(task)
+                if isinstance(outcome, Rejection):
+                    faults.append(_failed_plan(outcome, source.pointer))
+                else:
+                    task, _ = outcome
         conversion.add(
             Converted(
-                number=number,
                 pointer=source.pointer,
                 raw=source.raw,
                 task=None if faults else task,
@@ -109,34 +110,16 @@ def convert_spec(
     return conversion
 
 
-async def execute_plans(conversion: Conversion, cache: CallCache) -> Conversion:
-    """Run every plan that was converted: what it answers is settled in the record, and a plan that fails, or
-    whose gold episode would not score 1.0, is a fault."""
-    executed = Conversion()
-    executed.notes = conversion.notes
-    for item in heapq.merge(conversion.good, conversion.bad, key=lambda item: item.number):
-        outcome = await grounded(item.task, cache) if item.task is not None else None
-        if isinstance(outcome, Rejection):
-            fault = SpecFault(
-                code=outcome.code,
-                pointer=f"{item.pointer}/solution/tool_sequence",
-                message=outcome.detail,
-                remedy="correct the plan, or convert without --execute",
-            )
-            executed.add(replace(item, task=None, faults=(fault,)))
-        else:
-            executed.add(replace(item, task=outcome and outcome[0]))
-    return executed
+def _failed_plan(rejection: Rejection, pointer: str) -> SpecFault:
+    return SpecFault(
+        code=rejection.code,
+        pointer=f"{pointer}/solution/tool_sequence",
+        message=rejection.detail,
+        remedy="correct the plan, or convert without --execute",
+    )
 
 
-def _record(
-    task: SpecTask,
-    scenario: Scenario,
-    offer: Mapping[str, ToolSpec],
-    *,
-    env_class: str,
-    data_source: str,
-) -> Task:
+def _record(task: SpecTask, scenario: Scenario, offer: Mapping[str, ToolSpec]) -> Task:
     steps = task.solution.tool_sequence
     said = [
         message.model_copy(update={"content": without_marks(message.content)})
@@ -167,8 +150,7 @@ def _record(
         truth["success"] = {**truth["success"], "must_call_tool": names}
     system_texts = [message.content for message in said if message.role == "system"]
     return Task(
-        data_source=data_source,
-        env_class=env_class,
+        data_source=_DATA_SOURCE,
         prompt=(
             Message(role="system", content="\n\n".join([*system_texts, system_message(offer)])),
             Message(role="user", content=users[0]),
