@@ -74,7 +74,6 @@ async def explore_dataset(
     *,
     counts: Mapping[str, int],
     seed: int,
-    shares: SplitShares = SplitShares(),
     distractors: int | None = None,
     answer_line: bool = False,
     on_progress: Progress | None = None,
@@ -106,11 +105,8 @@ async def explore_dataset(
     subjects = Subjects(learned.graph.facts)
     # A split that has nothing but what tools without arguments tell has hardly a question.
     things = [fact for fact in askable if fact.arguments] or askable
-    assigned = shares.assign(
-        map(subjects.of_fact, things),
-        seed=seed,
-        least=dict.fromkeys(splits, 1),
-    )
+    shares = SplitShares()
+    assigned = shares.assign(map(subjects.of_fact, things), seed=seed, least=dict.fromkeys(splits, 1))
 
     def split_of(subject: str) -> str:
         return assigned.get(subject) or shares.split_of(subject, seed=seed)

@@ -81,10 +81,9 @@ async def list_entities(templates: TemplateSet, cache: CallCache) -> dict[str, l
 def split_entities(
     entities: Mapping[str, Sequence[Entity]],
     *,
-    shares: SplitShares,
     seed: int,
-    least: Mapping[str, int] = {},
-    splits: Collection[str] = SPLITS,
+    least: Mapping[str, int],
+    splits: Collection[str],
 ) -> dict[str, dict[str, list[Any]]]:
     """`result[split][pool]`: every entity in exactly one split, stated values in each. If a pool has few,
     each of `splits` has the `least` number of that pool, as long as another can spare them."""
@@ -92,7 +91,7 @@ def split_entities(
     for pool, members in entities.items():
         keys = dict.fromkeys(entity.split_key for entity in members if not entity.is_shared)
         needed = dict.fromkeys(splits, least.get(pool, 0))
-        for key, split in shares.assign(keys, seed=seed, least=needed).items():
+        for key, split in SplitShares().assign(keys, seed=seed, least=needed).items():
             split_of.setdefault(key, split)  # pools that share a key share its split
     result: dict[str, dict[str, list[Any]]] = {split: {pool: [] for pool in entities} for split in SPLITS}
     for pool, members in entities.items():

@@ -20,7 +20,7 @@ from mcpagent.synth.tasks.prove import ground, wrong_abstentions
 from mcpagent.synth.tasks.record import Candidate, Draw, ToolSelection, draft_task, system_message
 from mcpagent.synth.tasks.run import CallCache, as_answered, score
 from mcpagent.synth.tasks.stages import GENERATION_STAGES, RejectCode, Rejection, RejectLog, yield_table
-from mcpagent.synth.templates.pools import SPLITS, SplitShares, list_entities, split_entities
+from mcpagent.synth.templates.pools import SPLITS, list_entities, split_entities
 from mcpagent.synth.templates.template import TemplateSet
 from mcpagent.tools.contract import ToolProvider
 
@@ -171,7 +171,6 @@ async def generate_dataset(
     *,
     counts: Mapping[str, int],
     seed: int,
-    shares: SplitShares = SplitShares(),
     distractors: int | None = None,
     answer_line: bool = False,
     on_progress: Progress | None = None,
@@ -187,13 +186,7 @@ async def generate_dataset(
     cache = CallCache(pool)
     splits = [split for split in SPLITS if counts.get(split)]
     listed = await list_entities(templates, cache)
-    entities = split_entities(
-        listed,
-        shares=shares,
-        seed=seed,
-        least=templates.needed,
-        splits=splits,
-    )
+    entities = split_entities(listed, seed=seed, least=templates.needed, splits=splits)
     offer = ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line)
     turn = asyncio.Lock()
     sources: dict[str, _SplitSource] = {}
