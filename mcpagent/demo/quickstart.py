@@ -125,11 +125,9 @@ def make_tasks(job: QuickstartJob) -> None:
         job.stage("data", "make tasks", sum(job.counts.values())) as advance,
         open_tools(job.grpo.tools) as tools,
     ):
-        done: dict[str, int] = {}
 
-        def on_progress(split: str, kept: int, _total: int) -> None:
-            advance(kept - done.get(split, 0), note=split)
-            done[split] = kept
+        def on_progress(split: str, more: int) -> None:
+            advance(more, note=split)
 
         options = {"counts": job.counts, "seed": job.seed, "on_progress": on_progress}
         if job.explored is not None:

@@ -8,9 +8,9 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,6 @@ from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.pools import SPLITS
 from mcpagent.synth.templates.rules import (
     GeneratedData,
-    Progress,
     generate_dataset,
     share_of,
     short_note,
@@ -63,10 +62,6 @@ class DatasetOutput:
     servers: DatasetServers
     overwrite: bool
 
-    def write(self, tasks: Mapping[str, Sequence[Task]]) -> dict[str, Path]:
-        """Return the files of the splits, as `write_splits` writes them."""
-        return write_splits(tasks, self.folder, servers=self.servers, overwrite=self.overwrite)
-
 
 def make_dataset(
     templates: str,
@@ -91,66 +86,47 @@ def make_dataset(
     template_set = load_templates(
         resource_path(_SHIPPED[templates]) if templates in _SHIPPED else Path(templates)
     )
-    data, more = _generate(
-        template_set,
-        tools,
-        console,
-        shard=shard,
-        counts=output.counts,
-        seed=seed,
-        distractors=distractors,
-        answer_line=answer_line,
-        explore=explore,
-        seed_values=seed_values or {},
-        rewriting=rewriting,
-    )
-    if strict_cassette(tools) is None:
-        data, more["fresh_start"] = _proven_anew(data, tools, console, seed=seed)
-    paths = output.write(data.tasks)
-    document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
-    document |= more
-    if short := data.short_of(share_of(output.counts, shard)):
-        document["short"] = {split: {"made": made, "asked": asked} for split, (made, asked) in short.items()}
-        console.note(short_note(short, why_short(data)))
-    return document
-
-
-def _generate(
-    templates: TemplateSet,
-    tools: ToolsConfig,
-    console: Console,
-    *,
-    counts: Mapping[str, int],
-    seed: int,
-    distractors: int | None,
-    answer_line: bool,
-    explore: bool,
-    seed_values: Mapping[str, Sequence[Any]],
-    rewriting: RewriteRun | None,
-    shard: tuple[int, int],
-) -> tuple[GeneratedData, JsonObject]:
-    """The tasks, and what else the document says: what was explored, what the cassette did."""
-    drawing: dict[str, Any] = {"counts": counts, "seed": seed, "distractors": distractors}
-    drawing["answer_line"] = answer_line
-    drawing["shard"] = shard
+    share = share_of(output.counts, shard)
+    more: JsonObject = {}
     with open_tools(tools, on_note=console.note) as opened:
-        fitting = templates.for_servers({tool.server for tool in opened.pool.tools.values()})
-        if explore or not fitting.templates:
-            is_alone = strict_cassette(tools) is not None
-            places = {} if is_alone else server_places(configured_servers(tools, on_note=lambda _: None))
-            data, learned = _explore(opened, console, places, seed_values, **drawing)
-            more: JsonObject = {"explored": learned}
-            if rewriting is not None:
-                data, more["rewrite"] = rewriting.apply(data, opened.pool, opened.io, console)
-            return data, {**more, **_cassette_of(opened)}
-        if seed_values:
+        make: Callable[..., Coroutine[Any, Any, GeneratedData]]
+        fitting = template_set.for_servers({tool.server for tool in opened.pool.tools.values()})
+        explore = explore or not fitting.templates
+        if explore:
+            learned, more["explored"] = _learn(opened, tools, console, seed_values or {}, seed=seed)
+            make = partial(explore_dataset, opened.pool, learned=learned)
+        elif seed_values:
             raise UserError(
                 "--seed-value is for exploring, but there are templates for these servers",
                 remedy="add --explore, or leave it out",
             )
-        with _task_progress(console, share_of(counts, shard)) as on_progress:
-            making = generate_dataset(opened.pool, fitting, on_progress=on_progress, **drawing)
-            return opened.io.run(making), _cassette_of(opened)
+        else:
+            make = partial(generate_dataset, opened.pool, fitting)
+        with console.progress("Tasks", total=sum(share.values())) as advance:
+            making = make(
+                counts=output.counts,
+                seed=seed,
+                distractors=distractors,
+                answer_line=answer_line,
+                on_progress=lambda split, kept: advance(kept, note=split),
+                shard=shard,
+            )
+            data = opened.io.run(making)
+        if explore:
+            _note_unused(data, more["explored"], console)
+            if rewriting is not None:
+                data, more["rewrite"] = rewriting.apply(data, opened.pool, opened.io, console)
+        if (counts := opened.take_cassette_counts()) is not None:
+            more["cassette"] = counts
+    if strict_cassette(tools) is None:
+        data, more["fresh_start"] = _proven_anew(data, tools, console, seed=seed)
+    paths = write_splits(data.tasks, output.folder, servers=output.servers, overwrite=output.overwrite)
+    document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
+    document |= more
+    if short := data.short_of(share):
+        document["short"] = {split: {"made": made, "asked": asked} for split, (made, asked) in short.items()}
+        console.note(short_note(short, why_short(data)))
+    return document
 
 
 def _proven_anew(
@@ -186,29 +162,21 @@ def _proven_anew(
     return replace(data, tasks=kept), {"played": len(everything), "left_out": dict(reasons)}
 
 
-def _cassette_of(opened: Tools) -> JsonObject:
-    counts = opened.take_cassette_counts()
-    return {} if counts is None else {"cassette": counts}
-
-
-def _explore(
+def _learn(
     opened: Tools,
+    tools: ToolsConfig,
     console: Console,
-    places: Mapping[str, Sequence[str]],
     given: Mapping[str, Sequence[Any]],
     *,
-    counts: Mapping[str, int],
     seed: int,
-    distractors: int | None,
-    answer_line: bool,
-    shard: tuple[int, int],
-) -> tuple[GeneratedData, JsonObject]:
-    """The tasks, and what was learned on the way to them."""
+) -> tuple[Learned, JsonObject]:
+    """Return what the tools are seen to do, and what the document says of it."""
     console.note("no templates: the tasks come from what the read-only tools are seen to do")
-    pool, io = opened.pool, opened.io
-    specs = list(pool.tools.values())
+    io, specs = opened.io, list(opened.pool.tools.values())
+    is_alone = strict_cassette(tools) is not None
+    places = {} if is_alone else server_places(configured_servers(tools, on_note=lambda _: None))
     seed_values = values_by_slot(given, specs)
-    cache = CallCache(pool, own_instances=opened.own_instances)
+    cache = CallCache(opened.pool, own_instances=opened.own_instances)
     with console.progress("Exploring") as advance:
 
         def on_call(facts: int, tool: str) -> None:
@@ -241,19 +209,11 @@ def _explore(
         console.note(f"{change.spec.dotted} changes something that {shown} shows")
     for silence in silences:
         console.note(silence.sentence)
-    with _task_progress(console, share_of(counts, shard)) as on_progress:
-        data = io.run(
-            explore_dataset(
-                pool,
-                counts=counts,
-                seed=seed,
-                distractors=distractors,
-                answer_line=answer_line,
-                on_progress=on_progress,
-                learned=Learned(cache, graph, effects.changes, effects.watch),
-                shard=shard,
-            )
-        )
+    return Learned(cache, graph, effects.changes, effects.watch), learned
+
+
+def _note_unused(data: GeneratedData, learned: JsonObject, console: Console) -> None:
+    """Say which tools answered and are in no task, in the document too."""
     unused = set(learned["facts"]) - {
         tool for tasks in data.tasks.values() for task in tasks for tool in _tools_of(task)
     }
@@ -261,24 +221,11 @@ def _explore(
         sentence = f"{', '.join(sorted(unused))} answered, but nothing that could be asked for and proven"
         console.note(sentence)
         learned["silent"].append({"reason": "no_task", "tools": sorted(unused), "sentence": sentence})
-    return data, learned
 
 
 def _tools_of(task: Task) -> Iterator[str]:
     yield from (f"{step.server}.{step.tool}" for step in task.truth.tool_sequence)
     yield from (f"{call['server']}.{call['tool']}" for call in task.extra_info.get("would_call", ()))
-
-
-@contextmanager
-def _task_progress(console: Console, counts: Mapping[str, int]) -> Iterator[Progress]:
-    done: dict[str, int] = {}
-    with console.progress("Tasks", total=sum(counts.values())) as advance:
-
-        def on_progress(split: str, kept: int, _: int) -> None:
-            advance(kept - done.get(split, 0), note=split)
-            done[split] = kept
-
-        yield on_progress
 
 
 def _document(

@@ -24,7 +24,7 @@ from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint
 from mcpagent.llm.journal import Journal
 from mcpagent.synth.datasets.describe import count_tasks
-from mcpagent.synth.generate import DatasetOutput
+from mcpagent.synth.generate import DatasetOutput, write_splits
 from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
 from mcpagent.synth.llm.prompts import PromptBuilder, TaskSettings, observe, unresolved_aliases
 from mcpagent.synth.llm.sample import (
@@ -93,7 +93,9 @@ def make_dataset_with_model(
     except KeyboardInterrupt as interrupt:
         raise Interrupted(f"{journal.path} has every answer so far") from interrupt
     tasks = {split: members for split, members in tasks.items() if members}
-    paths = output.write(tasks) if tasks else {}
+    paths: Mapping[str, Path] = {}
+    if tasks:
+        paths = write_splits(tasks, output.folder, servers=output.servers, overwrite=output.overwrite)
     counts = count_tasks(task for members in tasks.values() for task in members).as_json()
     document: JsonObject = {
         "records": counts["records"],

@@ -132,7 +132,7 @@ _BATCH = 32  # candidates executed at once; fixed, since it takes part in what i
 _MAX_FRUITLESS = 2000  # candidates in a row that gave no task, after which there is none left to find
 
 _C = TypeVar("_C", bound="Keyed")
-Progress = Callable[[str, int, int], None]  # split, tasks kept so far, tasks asked for
+Progress = Callable[[str, int], None]  # split, tasks that are new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,6 +332,7 @@ async def fill_split(
     number, of = shard
     fruitless = made = 0
     while made < count:
+        before = len(kept)
         batch: list[_C] = []
         while len(batch) < _BATCH and fruitless < _MAX_FRUITLESS:
             candidate = source.next()
@@ -356,7 +357,7 @@ async def fill_split(
                 fruitless += 1
                 tally.log.add(outcome)
         if on_progress is not None:
-            on_progress(source.split, len(kept), count)
+            on_progress(source.split, len(kept) - before)
         if fruitless >= _MAX_FRUITLESS:
             break
     tally.surplus += made - len(kept)
