@@ -37,15 +37,13 @@ TaskClass = Literal[
 
 
 class Derived(Record):
-    """A slot made from another: `head` are its first `length` characters in capitals, a guess at a ticker."""
+    """A slot made from another: its first four characters in capitals, a guess at a ticker."""
 
     of: str
-    how: Literal["head"] = "head"
-    length: int = Field(default=4, ge=1)
 
     def value(self, source: str) -> str:
-        """Return the part of `source` that decides the split, in capitals."""
-        return source[: self.length].upper()
+        """Return the guess that `source` leads to."""
+        return source[:4].upper()
 
 
 _M = TypeVar("_M", bound=BaseModel)
