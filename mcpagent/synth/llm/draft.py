@@ -12,17 +12,16 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import ValidationError, field_validator
 
-from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.placeholders import PlaceholderError, references
 from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.seeds import derive_seed
-from mcpagent.core.tasks import Complexity, GroundTruth, Message, RewardSpec, Task
+from mcpagent.core.tasks import Complexity, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.llm.contract import ChatReply, Finish
 from mcpagent.llm.endpoint import json_of
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.llm.prompts import TaskSettings
-from mcpagent.synth.tasks.record import ToolSelection, system_message
+from mcpagent.synth.tasks.record import ToolSelection, build_task
 from mcpagent.synth.tasks.run import ToolShelf
 from mcpagent.tools.catalog import near_match
 
@@ -258,18 +257,14 @@ class FormatCheck:
             truth["final_answer"] = {"type": draft.answer.type, "value": values if is_list else values[0]}
             if draft.answer.type == "number":
                 truth["final_answer"]["tolerance"] = abs(draft.answer.tolerance)
-        return Task(
+        return build_task(
+            self.offer,
+            tools,
+            truth,
+            draft.user_prompt.strip(),
             data_source=DATA_SOURCE,
-            prompt=(
-                Message(role="system", content=system_message(tools)),
-                Message(role="user", content=without_marks(draft.user_prompt.strip())),
-            ),
-            reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
-            extra_info={
-                "tools": [tool.dotted for tool in tools.values()],
-                "generator": "llm",
-                "class": "single" if len(plan) == 1 else "sequential",
-            },
+            generator="llm",
+            **{"class": "single" if len(plan) == 1 else "sequential"},
         )
 
 
