@@ -14,8 +14,8 @@ from mcpagent.synth.explore.graph import Fact, scalars
 from mcpagent.synth.explore.paging import is_paging
 from mcpagent.synth.explore.questions import is_choice
 from mcpagent.synth.explore.subjects import Subjects
-from mcpagent.synth.explore.walks import replaced_in
 from mcpagent.synth.explore.words import FREE_TEXT, spaced
+from mcpagent.synth.tasks.run import replaced_in
 
 LEAST_KNOWN = 3  # names of a kind, before one can be invented that looks like them
 _TRIES = 24

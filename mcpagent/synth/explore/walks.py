@@ -10,6 +10,7 @@ from typing import Any, Literal
 from mcpagent.core.records import JsonObject
 from mcpagent.synth.explore import questions
 from mcpagent.synth.explore.graph import Fact
+from mcpagent.synth.tasks.run import replaced_in
 
 Lack = Literal["", "entity", "existence", "function", "right"]
 AnswerType = Literal["number", "date", "name", "choice", "pairs", "set"]
@@ -49,15 +50,6 @@ class Step:
         for text, reference in self.links:
             replaced = replaced_in(replaced, text, reference)
         return replaced
-
-
-def replaced_in(value: Any, text: str, reference: str | int) -> Any:
-    """Return `value` with `reference` for each of its values that is `text`."""
-    if isinstance(value, dict):
-        return {name: replaced_in(item, text, reference) for name, item in value.items()}
-    if isinstance(value, list):
-        return [replaced_in(item, text, reference) for item in value]
-    return reference if not isinstance(value, bool) and str(value) == text else value
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from mcpagent.synth.tasks.run import (
     as_text,
     final_words,
     gold_record,
+    replaced_in,
     replay,
     says_no,
     score,
@@ -234,7 +235,7 @@ async def _is_unknown(task: Task, run: GoldRun, cache: CallCache) -> None:
             continue
         invented = str(task.extra_info.get("invented", ""))
         folder = invented[: invented.rfind("/") + 1]
-        arguments = _with_name(call.arguments, invented, folder + _NO_NAME)
+        arguments = replaced_in(call.arguments, invented, folder + _NO_NAME)
         async with cache.session(only_reads=cache.is_read_only(call.server, call.tool)) as session:
             other = await session.call(server=call.server, tool=call.tool, arguments=arguments)
         said, said_of_nothing = (_anonymous(each, (invented, folder + _NO_NAME)) for each in (result, other))
@@ -248,14 +249,6 @@ def _has_values(value: Any) -> bool:
     if isinstance(value, dict | list):
         return any(map(_has_values, value.values() if isinstance(value, dict) else value))
     return value not in (None, "") and not isinstance(value, bool)
-
-
-def _with_name(value: Any, name: str, other: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_name(item, name, other) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_name(item, name, other) for item in value]
-    return other if value == name else value
 
 
 def _anonymous(result: ToolResult, names: Collection[str]) -> str:

@@ -257,6 +257,15 @@ def as_text(result: ToolResult) -> str:
     return json.dumps(shown_value(result), sort_keys=True, ensure_ascii=False)
 
 
+def replaced_in(value: Any, text: str, other: str | int) -> Any:
+    """Return `value` with `other` for each of its values that is `text`."""
+    if isinstance(value, dict):
+        return {name: replaced_in(item, text, other) for name, item in value.items()}
+    if isinstance(value, list):
+        return [replaced_in(item, text, other) for item in value]
+    return other if not isinstance(value, bool) and str(value) == text else value
+
+
 def says_no(result: ToolResult) -> bool:
     """Return whether a result that is no error speaks of one, or of nothing that there is."""
     said = as_text(result)
