@@ -180,9 +180,6 @@ def _said(fact: Any) -> str:
     return format_value(fact) if number is None or abs(number) < 10000 else f"{fact:,}"
 
 
-REPLAYS = 1  # next to the first run: everything is run twice
-
-
 async def prove(
     task: Task,
     run: GoldRun,
@@ -206,7 +203,7 @@ async def prove(
     return {
         "executed_steps": len(run.calls),
         "gold_reward": 1.0,
-        "replays": REPLAYS,
+        "replays": 1,  # next to the first run
         "no_op": "calling fails" if task.truth.abstain else "silence fails",
         "minimal": left_out,
         **({"first_error": failing[1].content[:200]} if failing else {}),
@@ -215,16 +212,15 @@ async def prove(
 
 async def _repeats(task: Task, run: GoldRun, cache: CallCache) -> None:
     first = run.answers(cache.is_read_only)
-    for generation in range(1, REPLAYS + 1):
-        again = await replay(cache, task, generation=generation)
-        for number, (one, other) in enumerate(zip(first, again.answers(cache.is_read_only), strict=True), 1):
-            if one != other:
-                detail = f"call {number}: {str(one)[:100]} and then {str(other)[:100]}"
-                raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
-        for server, check, result, was in state_readings(task.truth, again.state, again.before) or ():
-            if not state_holds(check, result, again.results, was):
-                detail = f"the end state of {server} is not reached again: {result.content[:200]}"
-                raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
+    again = await replay(cache, task, generation=1)
+    for number, (one, other) in enumerate(zip(first, again.answers(cache.is_read_only), strict=True), 1):
+        if one != other:
+            detail = f"call {number}: {str(one)[:100]} and then {str(other)[:100]}"
+            raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
+    for server, check, result, was in state_readings(task.truth, again.state, again.before) or ():
+        if not state_holds(check, result, again.results, was):
+            detail = f"the end state of {server} is not reached again: {result.content[:200]}"
+            raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
 
 
 async def _is_unknown(task: Task, run: GoldRun, cache: CallCache) -> None:
