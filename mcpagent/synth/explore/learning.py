@@ -31,7 +31,7 @@ from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, gro
 from mcpagent.synth.explore.leaves import Leaf, leaves_of, told_number
 from mcpagent.synth.explore.paging import is_whole, next_page
 from mcpagent.synth.explore.questions import is_of_today
-from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text, says_no
+from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
 
 _SIDE_BY_SIDE = 16  # calls; fixed, since what one wave of calls finds decides the next
@@ -46,7 +46,6 @@ _VARIED = 4  # if one is
 _PAGES = 6  # that are followed from one call
 # A tool that tells a field of such a name of today tells what is of now.
 _NOW = {(name,) for name in ("date", "time", "datetime", "day", "now", "today", "timestamp", "iso")}
-_PROBE = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
 
 NOT_READ_ONLY = "does not say that it only reads"
 SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
@@ -83,7 +82,7 @@ class _Tool:
         self.following: list[_Attempt] = []  # next pages
         self.followed = self.refused = self.cut = 0
         self.errors: list[str] = []
-        self.nonsense: Any = None
+        self.nonsense: str | None = None
         self.is_vain = False
         self._tried: set[str] = set()
 
@@ -204,11 +203,11 @@ class _Learner:
 
     async def _ask_nonsense(self, session: SynthSession) -> None:
         """What tools say of a name that nothing has, if that is no error."""
-        asked = [(tool, harmless_arguments(tool.spec.input_schema, text=_PROBE)) for tool in self.tools]
-        calls = [(tool, a) for tool, a in asked if a is not None and _PROBE in json.dumps(a)]
+        asked = [(tool, harmless_arguments(tool.spec.input_schema, text=NO_NAME)) for tool in self.tools]
+        calls = [(tool, a) for tool, a in asked if a is not None and NO_NAME in json.dumps(a)]
         for (tool, _), result in zip(calls, await self._all(session, calls), strict=True):
             self.failed += _is_refusal(result)
-            tool.nonsense = None if _is_refusal(result) else shown_value(result)
+            tool.nonsense = None if _is_refusal(result) else as_text(result)
 
     def _judge(self, tool: _Tool, attempt: _Attempt, result: ToolResult) -> None:
         refusal = _refusal(tool, attempt, result)
@@ -302,12 +301,9 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
         return " ".join(result.content.split())[:200]
     if not leaves_of(shown_value(result)):
         return "it answered nothing"
-    said = as_text(result)
-    if tool.nonsense is not None:
-        for _, text in Fact(tool.spec, attempt.arguments).texts:
-            said = said.replace(json.dumps(text, ensure_ascii=False)[1:-1], _PROBE)
-        if said == json.dumps(tool.nonsense, ensure_ascii=False, sort_keys=True):
-            return "it answered as it answers a name that nothing has"
+    texts = [text for _, text in Fact(tool.spec, attempt.arguments).texts]
+    if anonymous(result, texts) == tool.nonsense:
+        return "it answered as it answers a name that nothing has"
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -37,10 +36,11 @@ from mcpagent.synth.tasks.inspect import (
 )
 from mcpagent.synth.tasks.record import answer_sources, settle, with_verdicts
 from mcpagent.synth.tasks.run import (
+    NO_NAME,
     CallCache,
     GoldRun,
+    anonymous,
     as_answered,
-    as_text,
     final_words,
     gold_record,
     replaced_in,
@@ -53,7 +53,6 @@ from mcpagent.synth.tasks.stages import RejectCode, RejectedTask, Rejection
 T = TypeVar("T")
 
 _INVENTED = 918.27  # a value that no server gives
-_NO_NAME = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
 
 
 def right_answers(task: Task, results: Mapping[str, Any]) -> list[str]:
@@ -231,10 +230,10 @@ async def _is_unknown(task: Task, run: GoldRun, cache: CallCache) -> None:
             continue
         invented = str(task.extra_info.get("invented", ""))
         folder = invented[: invented.rfind("/") + 1]
-        arguments = replaced_in(call.arguments, invented, folder + _NO_NAME)
+        arguments = replaced_in(call.arguments, invented, folder + NO_NAME)
         async with cache.session(only_reads=cache.is_read_only(call.server, call.tool)) as session:
             other = await session.call(server=call.server, tool=call.tool, arguments=arguments)
-        said, said_of_nothing = (_anonymous(each, (invented, folder + _NO_NAME)) for each in (result, other))
+        said, said_of_nothing = (anonymous(each, (invented, folder + NO_NAME)) for each in (result, other))
         if not invented or arguments == call.arguments or said != said_of_nothing:
             detail = f"{call.server}.{call.tool}({call.arguments}) gives {result.content[:200]}"
             raise RejectedTask(RejectCode.EXISTS, detail)
@@ -245,14 +244,6 @@ def _has_values(value: Any) -> bool:
     if isinstance(value, dict | list):
         return any(map(_has_values, value.values() if isinstance(value, dict) else value))
     return value not in (None, "") and not isinstance(value, bool)
-
-
-def _anonymous(result: ToolResult, names: Collection[str]) -> str:
-    """What a result says, with the same word for each of the names."""
-    said = as_text(result)
-    for name in names:
-        said = said.replace(json.dumps(name, ensure_ascii=False)[1:-1], "...")
-    return said
 
 
 async def _fails_first(task: Task, cache: CallCache) -> tuple[ToolCall, ToolResult] | None:

@@ -32,6 +32,7 @@ from mcpagent.tools.schemas import SchemaCheck
 _SAYS_NO = re.compile(r"\b([Ee]rror|E[A-Z]{4,7}|[Nn]ot found|[Nn]o matches|does not exist|[Ii]nvalid)\b")
 _NO_ERROR = re.compile(r"\"errors?\": (null|\"\"|false|\[\]|\{\}|0)", re.I)
 
+NO_NAME = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
 _ANSWERS = 20_000  # of read-only tools that a cache keeps: a gold plan and its proof ask the same soon after
 
 
@@ -255,6 +256,14 @@ def _check_read(result: ToolResult, server: str, call: StateCall, code: RejectCo
 def as_text(result: ToolResult) -> str:
     """Return what a result says, written the same for the same."""
     return json.dumps(shown_value(result), sort_keys=True, ensure_ascii=False)
+
+
+def anonymous(result: ToolResult, names: Iterable[str]) -> str:
+    """Return what a result says, with `NO_NAME` for each of the names."""
+    said = as_text(result)
+    for name in names:
+        said = said.replace(json.dumps(name, ensure_ascii=False)[1:-1], NO_NAME)
+    return said
 
 
 def replaced_in(value: Any, text: str, other: str | int) -> Any:
