@@ -24,7 +24,7 @@ from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
 from mcpagent.synth.explore.subjects import Subjects
 from mcpagent.synth.explore.walks import Walk
-from mcpagent.synth.tasks.inspect import answer_values, stands_in
+from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task
 from mcpagent.synth.tasks.run import CallCache, says_no
@@ -227,7 +227,7 @@ class _WalkSource:
     def _without(self, task: Task, walk: Walk) -> Task | Rejection:
         """Take away every tool that was seen to give the answer or takes it as an argument, by which a list
         tells it (`list_pledges(state)`), and those that were not seen at all."""
-        graph, facts = self.learned.graph, [value for value in _values(task) if value is not None]
+        graph, facts = self.learned.graph, answer_facts(task)
 
         def tells(value: Any) -> bool:
             return any(stands_in(fact, str(value)) for fact in facts)
@@ -251,11 +251,6 @@ class _WalkSource:
 _CANNOT_TELL = "I cannot tell: none of the tools that I have can do that."
 _DONE = "Done."
 _CANNOT_CHANGE = "I cannot change that: the tools that I have can only read."
-
-
-def _values(task: Task) -> list[Any]:
-    check = task.truth.final_answer
-    return [] if check is None else answer_values(check)
 
 
 def _draft(

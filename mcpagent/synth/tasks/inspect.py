@@ -73,9 +73,8 @@ def answer_in_prompt(task: Task) -> str | None:
     check = task.truth.final_answer
     if check is None or check.type in ("regex", "abstention", "choice", "yes_no") or task.truth.abstain:
         return None
-    said = "\n".join([*(m.content for m in task.prompt if m.role == "user"), *task.truth.user_turns])
-    values = answer_values(check)
-    if values and all(stands_in(value, said) for value in values):
+    values, text = answer_values(check), said(task)
+    if values and all(stands_in(value, text) for value in values):
         return str(values[0])
     return None
 
@@ -85,6 +84,12 @@ def answer_values(check: AnswerCheck) -> list[Any]:
     if isinstance(check.value, dict):
         return list(check.value.values())
     return list(check.value) if isinstance(check.value, list | tuple) else [check.value]
+
+
+def answer_facts(task: Task) -> list[Any]:
+    """Return what the answer of a solvable task has to say; empty if it cannot be told from the check."""
+    check = task.truth.final_answer
+    return [] if check is None or check.type in ("regex", "abstention") else answer_values(check)
 
 
 def stands_in(value: Any, text: str) -> bool:

@@ -15,7 +15,7 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.storage.datasets import DiskList, text_digest
-from mcpagent.synth.tasks.inspect import answer_values, stands_in
+from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground, wrong_abstentions
 from mcpagent.synth.tasks.record import Candidate, Draw, ToolSelection, draft_task, system_message
 from mcpagent.synth.tasks.run import CallCache, as_answered, score
@@ -74,7 +74,7 @@ def _abstaining(task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], 
         "max_turns": truth.max_turns,
         "success": {},
         "tool_sequence": [],
-        "final_answer": {"type": "abstention", "value": "cannot", "without": _facts(task)},
+        "final_answer": {"type": "abstention", "value": "cannot", "without": answer_facts(task)},
         "reference_answer": refusal,
         "abstain": True,
     }
@@ -98,7 +98,7 @@ def _abstaining(task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], 
 
 async def _telling_tool(task: Task, offered: list[ToolSpec], cache: CallCache) -> str | None:
     """An offered tool with one required text parameter that gives the answer about one of the slots."""
-    facts = _facts(task)
+    facts = answer_facts(task)
     if not facts:
         return None
     subjects = [value for value in task.extra_info.get("slots", {}).values() if isinstance(value, str)]
@@ -112,12 +112,6 @@ async def _telling_tool(task: Task, offered: list[ToolSpec], cache: CallCache) -
                 if not result.is_error and all(stands_in(fact, result.content) for fact in facts):
                     return f"{spec.dotted}({name}={subject!r}) has the answer {facts}"
     return None
-
-
-def _facts(task: Task) -> list[Any]:
-    """What the answer of a solvable task has to say."""
-    check = task.truth.final_answer
-    return [] if check is None or check.type in ("regex", "abstention") else answer_values(check)
 
 
 def _only_text_parameter(spec: ToolSpec) -> str | None:
