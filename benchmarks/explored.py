@@ -25,6 +25,7 @@ from mcpagent.run.episodes import load_for_dataset
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.synth.explore.graph import Fact, scalars
 from mcpagent.synth.explore.learning import learn
+from mcpagent.synth.explore.leaves import Leaf
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.prove import plays_alike
 from mcpagent.synth.tasks.run import CallCache, final_words, replay, score
@@ -129,11 +130,16 @@ def _tells(fact: Fact, wanted: EvidenceFact) -> bool:
     for leaf in fact.leaves:
         if leaf.in_prose or not leaf.name or str(leaf.value) != str(wanted.value):
             continue
-        record = {str(other.value) for other in fact.leaves if other.item == leaf.item} | asked
+        record = {str(other.value) for other in fact.leaves if _item(other) == _item(leaf)} | asked
         names: list[Any] = [{name} if isinstance(name, str) else set(name) for name in wanted.about]
         if names and all(record & each for each in names):
             return True
     return False
+
+
+def _item(leaf: Leaf) -> str:
+    """The expression of the item that a value is a field of."""
+    return f"{leaf.level.rows}[{leaf.level.index}]" if leaf.level else "@"
 
 
 if __name__ == "__main__":

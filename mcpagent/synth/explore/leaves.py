@@ -91,11 +91,6 @@ class Leaf:
         """Whether a line of a text tells the value, after a name."""
         return self.expression.startswith(tuple(f"{whole}." for whole in _WHOLE))
 
-    @property
-    def item(self) -> str:
-        """The expression of the item that the value is a field of."""
-        return f"{self.level.rows}[{self.level.index}]" if self.level else "@"
-
     def at_step(self, number: int) -> str:
         """Return the expression over the result of that step."""
         return at_step(self.expression, number)
