@@ -126,7 +126,6 @@ def _counts(counts: dict[str, Any], file: Path) -> Iterator[Block]:
     for n, bits in counts["sequence_entropy_bits"].items():
         distinct = counts["distinct_sequences"][n]
         yield f"runs of {counted(int(n), 'tool')}: {distinct} different ones, entropy {bits} bits"
-    yield f"volatile by their words or tools: {counts['volatile']}"
 
 
 @app.command()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.synth.tasks.inspect import said, volatile_because
+from mcpagent.synth.tasks.inspect import said
 
 _N = 3  # runs of so many tools
 
@@ -31,7 +31,6 @@ class DatasetCounts:
     offered_tools: Counter[int] = field(default_factory=Counter)
     prompt_chars_max: int = 0
     question_chars: Counter[int] = field(default_factory=Counter)  # in steps of 20
-    volatile: int = 0
     sequences: tuple[Counter[str], ...] = field(default_factory=lambda: tuple(Counter() for _ in range(_N)))
 
     def add(self, task: Task) -> None:
@@ -51,7 +50,6 @@ class DatasetCounts:
             self.offered_tools[len(task.offered_tools)] += 1
         self.prompt_chars_max = max(self.prompt_chars_max, sum(len(m.content) for m in task.prompt))
         self.question_chars[len(said(task)) // 20 * 20] += 1
-        self.volatile += bool(volatile_because(task))
         names = [f"{step.server}.{step.tool}" for step in plan]
         for n, counter in enumerate(self.sequences, 1):
             counter.update(" > ".join(names[i : i + n]) for i in range(len(names) - n + 1))
@@ -77,7 +75,6 @@ class DatasetCounts:
             "offered_tools": {str(n): count for n, count in sorted(self.offered_tools.items())},
             "prompt_chars_max": self.prompt_chars_max,
             "question_chars": {str(n): count for n, count in sorted(self.question_chars.items())},
-            "volatile": self.volatile,
             # Bits: how many yes-or-no questions name the next run of n tools; 0 if all are the same.
             "sequence_entropy_bits": {
                 str(n): round(_entropy(counter), 3) for n, counter in enumerate(self.sequences, 1)
@@ -146,8 +143,6 @@ def render_task(task: Task) -> Iterator[str]:
     for name in ("withheld", "fails", "verdicts"):
         if name in task.extra_info:
             yield f"  {name:10} {json.dumps(task.extra_info[name], ensure_ascii=False)}"
-    if reasons := volatile_because(task):
-        yield f"  volatile   {'; '.join(reasons)}"
 
 
 def _rendered_plan(task: Task) -> Iterator[str]:

@@ -163,23 +163,3 @@ def _texts(value: object) -> set[str]:
     if isinstance(value, dict):
         value = list(value.values())
     return set().union(*(_texts(item) for item in value)) if isinstance(value, list | tuple) else set()
-
-
-_NOW = re.compile(
-    r"\b(today|now|currently?|latest|newest|recent|yesterday|tomorrow|this (week|month|year)|so far)\b", re.I
-)
-_CLOCK = re.compile(r"(status|time|clock|now|latest|gainers|losers|news|quote|price)", re.I)
-
-
-def volatile_because(task: Task) -> list[str]:
-    """Return why the stored answer may go stale, one phrase each; empty if nothing says so. Only tasks with a
-    stored answer can."""
-    if task.truth.final_answer is None and not task.truth.state:
-        return []
-    reasons: list[str] = []
-    if word := _NOW.search(said(task)):
-        reasons.append(f"the question says {word[0]!r}")
-    for server, tool in sorted({(step.server, step.tool) for step in task.truth.tool_sequence}):
-        if _CLOCK.search(tool):
-            reasons.append(f"{server}.{tool} is about the present by its name")
-    return reasons
