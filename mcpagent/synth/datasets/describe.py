@@ -80,7 +80,6 @@ class DatasetCounts:
                 str(n): round(_entropy(counter), 3) for n, counter in enumerate(self.sequences, 1)
             },
             "distinct_sequences": {str(n): len(counter) for n, counter in enumerate(self.sequences, 1)},
-            "largest_template_share": _largest_share(self.by_template),
         }
 
 
@@ -115,11 +114,6 @@ def _sorted(counter: Counter[str]) -> dict[str, int]:
 def _entropy(counter: Counter[str]) -> float:
     total = counter.total()
     return sum(n / total * math.log2(total / n) for n in counter.values()) if total else 0.0
-
-
-def _largest_share(counter: Counter[str]) -> float | None:
-    """None if no record says its template."""
-    return round(max(counter.values()) / counter.total(), 4) if counter else None
 
 
 def render_task(task: Task) -> Iterator[str]:
