@@ -179,7 +179,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _complexities(text: str) -> tuple[Any, ...]:
-    from mcpagent.synth.llm.prompts import complexity_of
+    from mcpagent.synth.tasks.inspect import complexity_of
 
     complexities: dict[str, None] = {}
     for word in _listed(text) or ("simple", "moderate", "complex"):

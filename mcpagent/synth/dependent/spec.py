@@ -20,11 +20,10 @@ from mcpagent.core.records import JsonObject, OpenRecord, describe
 from mcpagent.core.tasks import Complexity, TaskLimits
 from mcpagent.errors import UserError
 from mcpagent.storage.json_stream import open_bytes, reading
+from mcpagent.synth.tasks.inspect import complexity_of
 from mcpagent.synth.tasks.stages import RejectCode
 
 _KEY = "dependent_dataset"
-# The words of other datasets for the same three levels.
-_COMPLEXITY = {"easy": "simple", "medium": "moderate", "difficult": "complex", "hard": "complex"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ class SpecTask(OpenRecord):
     @classmethod
     def _familiar_levels(cls, value: Any) -> Any:
         if isinstance(value, dict) and isinstance(level := value.get("complexity"), str):
-            return {**value, "complexity": _COMPLEXITY.get(level.lower(), level.lower())}
+            return {**value, "complexity": complexity_of(level) or level.lower()}
         return value
 
 

@@ -21,6 +21,7 @@ from mcpagent.core.tasks import Complexity
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.json_stream import read_records
+from mcpagent.synth.tasks.inspect import complexity_of
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.template import read_yaml, validate_yaml
 from mcpagent.tools.probes.arguments import harmless_arguments, known_values
@@ -184,27 +185,11 @@ def fill_in(text: str, **values: object) -> str:
     return _BLANK.sub(lambda blank: str(values[blank[1]]), text)
 
 
-_LEVELS: dict[str, Complexity] = {
-    "easy": "simple",
-    "medium": "moderate",
-    "difficult": "complex",
-    "hard": "complex",
-    "simple": "simple",
-    "moderate": "moderate",
-    "complex": "complex",
-}
-
-
-def complexity_of(level: str) -> Complexity | None:
-    """In our words or in those of curricula (easy, medium, difficult); None for another word."""
-    return _LEVELS.get(level.strip().lower())
-
-
 class CurriculumPrompt(OpenRecord):
     """`likely_tools` are loose names of tools."""
 
     id: str
-    complexity: Annotated[Complexity, BeforeValidator(lambda level: _LEVELS.get(str(level).lower(), level))]
+    complexity: Annotated[Complexity, BeforeValidator(lambda level: complexity_of(str(level)) or level)]
     user_prompt: str
     likely_tools: tuple[str, ...] = ()
     why_multi_turn: str = ""

@@ -10,12 +10,27 @@ from typing import Any
 
 from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import AnswerCheck, Task
+from mcpagent.core.tasks import AnswerCheck, Complexity, Task
 from mcpagent.core.values import as_number, numbers_in
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.tasks.run import ToolShelf
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 from mcpagent.tools.catalog import near_match
+
+_LEVELS: dict[str, Complexity] = {
+    "easy": "simple",
+    "medium": "moderate",
+    "difficult": "complex",
+    "hard": "complex",
+    "simple": "simple",
+    "moderate": "moderate",
+    "complex": "complex",
+}
+
+
+def complexity_of(level: str) -> Complexity | None:
+    """In our words or in those of other datasets (easy, medium, difficult); None for another word."""
+    return _LEVELS.get(level.strip().lower())
 
 
 def calls_of(task: Task) -> Iterator[tuple[str, str, str, JsonObject]]:
