@@ -13,9 +13,7 @@ from mcpagent.cli.options import (
     Data,
     Json,
     Overwrite,
-    command_app,
     refuse_existing,
-    with_options,
 )
 from mcpagent.cli.results import comparison_blocks
 from mcpagent.console import Block, Console, Facts, counted
@@ -26,12 +24,9 @@ from mcpagent.storage.packages import require
 if TYPE_CHECKING:
     from mcpagent.evaluate.certificate import Certificate
 
-app = command_app()
 _SHOWN = 40  # frauds
 
 
-@app.command()
-@with_options
 def certify(
     run: Annotated[
         Path | None, typer.Argument(help="A run folder, or a checkpoint of one.", show_default=False)

@@ -9,15 +9,12 @@ from typing import Annotated
 
 import typer
 
-from mcpagent.cli.options import ConfigOptions, Json, Servers, Settings, command_app
+from mcpagent.cli.options import ConfigOptions, Json, Servers, Settings
 from mcpagent.console import Console
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.errors import RunError, UserError
 
-app = command_app()
 
-
-@app.command()
 def chat(
     model: Annotated[
         str, typer.Argument(help="A run, a checkpoint, a model folder, a hub id, or openai:NAME.")

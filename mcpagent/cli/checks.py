@@ -15,9 +15,7 @@ from mcpagent.cli.options import (
     ConfigOptions,
     Json,
     Settings,
-    command_app,
     group_app,
-    with_options,
 )
 from mcpagent.console import Block, Console, Facts, counted
 from mcpagent.errors import RunError, UserError
@@ -28,10 +26,7 @@ if TYPE_CHECKING:
     from mcpagent.checks.smoke import SmokeResult
     from mcpagent.core.records import CheckResult
 
-doctor_app = command_app()
 
-
-@doctor_app.command()
 def doctor(
     servers: Annotated[
         Path | None, typer.Option(help="An mcp.json whose servers to start. Default: the built-in ones.")
@@ -96,13 +91,9 @@ def _one_check(result: CheckResult) -> Iterator[Block]:
         yield f"      {result.remedy}"
 
 
-env_app = group_app("Check the environment, or serve its episodes.")
-
 _SHOWN = 20  # failing tasks listed on a terminal; --json has all
 
 
-@env_app.command()
-@with_options
 def check(
     data: Annotated[
         Path | None,
@@ -145,7 +136,6 @@ def check(
         raise typer.Exit(1)
 
 
-@env_app.command()
 def serve(
     data: Annotated[
         Path, typer.Option("--data", help="A dataset's folder: every split; or a file, as the split train.")
@@ -209,10 +199,6 @@ def _isolation(servers: Sequence[ServerIsolation]) -> Iterator[Block]:
             yield f"      not judged: {', '.join(tools)}: {reason}"
 
 
-smoke_app = command_app()
-
-
-@smoke_app.command()
 def smoke(
     backend: Annotated[
         Literal["auto", "hf", "vllm"], typer.Option(help="auto: what would be chosen here.")
@@ -264,3 +250,6 @@ def _proofs(result: SmokeResult) -> Iterator[Block]:
             ("stale", "the old adapter was noticed, as it must be"),
         ]
     )
+
+
+env_app = group_app("Check the environment, or serve its episodes.", {"check": check, "serve": serve})

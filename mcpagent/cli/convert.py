@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcpagent.cli.options import Json, Overwrite, command_app, out_file, refuse_existing
+from mcpagent.cli.options import Json, Overwrite, out_file, refuse_existing
 from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.console import Block, Console, counted
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from mcpagent.synth.datasets.describe import DatasetCounts
     from mcpagent.synth.dependent.convert import Conversion
 
-app = command_app()
 _BUILTIN = "builtin"
 
 
-@app.command()
 def convert(
     spec: Annotated[Path, typer.Argument(help="The dependent spec, a JSON file.", show_default=False)],
     out: Annotated[

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from mcpagent.config.schema import ToolsConfig
     from mcpagent.synth.datasets.validate import ValidationReport
 
-
-app = group_app("Validate a dataset, count, divide or thin it out, or show a task.")
-
 _File = Annotated[Path, typer.Argument(help=".jsonl or .json, also .gz and .zst.", show_default=False)]
 _Out = Annotated[
     Path | None,
@@ -43,7 +40,6 @@ _SIMILAR = 0.8  # Jaccard similarity of the questions from which two tasks are o
 _Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 
 
-@app.command()
 def validate(
     file: _File,
     servers: Annotated[
@@ -101,7 +97,6 @@ def validate(
         raise typer.Exit(UserError.exit_code)
 
 
-@app.command()
 def stats(file: _File, as_json: Json = False) -> None:
     """Count the records by class, complexity, server, tool, template and split; how varied they are.
 
@@ -128,7 +123,6 @@ def _counts(counts: dict[str, Any], file: Path) -> Iterator[Block]:
         yield f"runs of {counted(int(n), 'tool')}: {distinct} different ones, entropy {bits} bits"
 
 
-@app.command()
 def split(
     file: _File,
     out: Annotated[Path, typer.Option(help="Folder for the files.", show_default=False)],
@@ -175,7 +169,6 @@ def split(
     console.print_blocks(outcome, blocks)
 
 
-@app.command()
 def dedupe(
     file: _File,
     out: Annotated[
@@ -213,7 +206,6 @@ def dedupe(
     )
 
 
-@app.command()
 def show(
     file: _File,
     task_id: Annotated[str | None, typer.Option("--id", help="A task_id. Default: the first task.")] = None,
@@ -248,7 +240,6 @@ def _tools(file: Path, servers: Path | None, settings: list[str] | None, console
     return tools
 
 
-@app.command()
 def samples(
     folder: Annotated[Path, typer.Argument(help="Folder for the files.")] = Path("data/samples"),
     overwrite: Overwrite = False,
@@ -295,3 +286,16 @@ def _print_report(document: dict[str, Any], report: ValidationReport, file: Path
 
 def _bar(count: int, top: int) -> str:
     return "█" * max(1, round(20 * count / top)) if count else ""
+
+
+app = group_app(
+    "Validate a dataset, count, divide or thin it out, or show a task.",
+    {
+        "validate": validate,
+        "stats": stats,
+        "split": split,
+        "dedupe": dedupe,
+        "show": show,
+        "samples": samples,
+    },
+)

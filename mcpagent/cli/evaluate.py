@@ -22,7 +22,6 @@ from mcpagent.cli.options import (
     out_file,
     refuse_existing,
     shard_of,
-    with_options,
 )
 from mcpagent.cli.results import (
     breakdown_blocks,
@@ -41,7 +40,6 @@ from mcpagent.storage.trajectories import token_file
 if TYPE_CHECKING:
     from mcpagent.run.evaluate import EvalOutcome, RegradeOutcome
 
-app = group_app("Evaluate, and compare evaluations.")
 
 _Out = Annotated[
     Path | None,
@@ -53,7 +51,6 @@ _Out = Annotated[
 ]
 
 
-@app.command()
 def compare(
     a: Annotated[Path, typer.Argument(help="A result of eval --out, or trajectories.", show_default=False)],
     b: Annotated[Path, typer.Argument(help="What it is compared with.", show_default=False)],
@@ -95,8 +92,6 @@ class EvalOptions:
     as_json: Json = False
 
 
-@app.command()
-@with_options
 def checkpoint(
     path: Annotated[
         Path,
@@ -120,8 +115,6 @@ def checkpoint(
     _evaluate(str(path), options, evaluation)
 
 
-@app.command()
-@with_options
 def model(
     name_or_path: Annotated[
         str, typer.Argument(help="A hub id, a model folder, or openai:NAME.", show_default=False)
@@ -192,8 +185,6 @@ def _evaluated(outcome: EvalOutcome) -> Iterator[Block]:
     )
 
 
-@app.command()
-@with_options
 def regrade(
     results: Annotated[
         Path, typer.Argument(help="A result of eval --out, or its trajectories.", show_default=False)
@@ -233,8 +224,6 @@ def _regraded(outcome: RegradeOutcome) -> Iterator[Block]:
     )
 
 
-@app.command("judge-check")
-@with_options
 def judge_check(
     data: Data = None,
     episodes: Annotated[
@@ -271,3 +260,15 @@ def judge_check(
     console.print_blocks(outcome, judge_blocks(outcome))
     if not outcome.is_good_enough:
         raise typer.Exit(1)
+
+
+app = group_app(
+    "Evaluate, and compare evaluations.",
+    {
+        "compare": compare,
+        "checkpoint": checkpoint,
+        "model": model,
+        "regrade": regrade,
+        "judge-check": judge_check,
+    },
+)

@@ -17,9 +17,7 @@ from mcpagent.cli.options import (
     Overwrite,
     ReadOnly,
     SeedValue,
-    command_app,
     shard_of,
-    with_options,
 )
 from mcpagent.cli.results import dataset_blocks
 from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
@@ -29,8 +27,6 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.storage.locks import locked_folder
-
-app = command_app()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +90,6 @@ class SizeOptions:
     overwrite: Overwrite = False
 
 
-@app.command()
-@with_options
 def gen_data(
     source: SourceOptions,
     size: SizeOptions,

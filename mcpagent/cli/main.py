@@ -21,41 +21,44 @@ from mcpagent.interrupts import Interrupted, end_with, listen
 # default of 700 looking for cycles costs them CPU time.
 GC_THRESHOLD = 50_000
 
-# name -> (module that holds a Typer `app`, the line in the list of commands)
+# name -> (module and function, or module and application of a group; the line in the list of commands)
 COMMANDS: dict[str, tuple[str, str]] = {
     "quickstart": (
-        "mcpagent.cli.quickstart:app",
+        "mcpagent.cli.quickstart:quickstart",
         "Train a small agent on real MCP tools, offline, and show that it learned.",
     ),
     "doctor": (
-        "mcpagent.cli.checks:doctor_app",
+        "mcpagent.cli.checks:doctor",
         "Check this machine: packages, device, servers, keys, data.",
     ),
     "gen-data": (
-        "mcpagent.cli.gen_data:app",
+        "mcpagent.cli.gen_data:gen_data",
         "Make tasks from templates, grounded in what the servers answer.",
     ),
-    "convert": ("mcpagent.cli.convert:app", "Turn a dependent spec into a dataset."),
+    "convert": ("mcpagent.cli.convert:convert", "Turn a dependent spec into a dataset."),
     "data": ("mcpagent.cli.data:app", "Validate a dataset, or show what is in it."),
     "tools": ("mcpagent.cli.tools:tools_app", "List and call the tools of MCP servers."),
-    "serve": ("mcpagent.cli.tools:serve_app", "Run one of the built-in MCP servers."),
+    "serve": ("mcpagent.cli.tools:serve", "Run one of the built-in MCP servers."),
     "env": (
         "mcpagent.cli.checks:env_app",
         "Check the environment: gold, empty and over-eager policies on every task.",
     ),
-    "rollout": ("mcpagent.cli.runs:rollout_app", "Collect trajectories with any policy."),
-    "train": ("mcpagent.cli.train:app", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
-    "chat": ("mcpagent.cli.chat:app", "Talk to an agent with its tools live; a write asks first."),
-    "runs": ("mcpagent.cli.runs:runs_app", "List the training runs: state, steps, success."),
+    "rollout": ("mcpagent.cli.runs:rollout", "Collect trajectories with any policy."),
+    "train": ("mcpagent.cli.train:train", "Train with GRPO or supervised; LoRA or full; resumable; dry run."),
+    "chat": ("mcpagent.cli.chat:chat", "Talk to an agent with its tools live; a write asks first."),
+    "runs": ("mcpagent.cli.runs:runs", "List the training runs: state, steps, success."),
     "eval": ("mcpagent.cli.evaluate:app", "Evaluate a checkpoint or a model on a dataset."),
-    "certify": ("mcpagent.cli.certify:app", "Certify what a run gained, with all evidence; or check that."),
+    "certify": (
+        "mcpagent.cli.certify:certify",
+        "Certify what a run gained, with all evidence; or check that.",
+    ),
     "export": (
-        "mcpagent.cli.runs:export_app",
+        "mcpagent.cli.runs:export",
         "Write a checkpoint as a plain Hugging Face folder with a model card.",
     ),
-    "report": ("mcpagent.cli.runs:report_app", "Write the self-contained HTML report of a run."),
-    "view": ("mcpagent.cli.runs:view_app", "Serve a run's report live, on this machine, while it trains."),
-    "smoke": ("mcpagent.cli.checks:smoke_app", "Prove that what samples is what is trained, on a backend."),
+    "report": ("mcpagent.cli.runs:report", "Write the self-contained HTML report of a run."),
+    "view": ("mcpagent.cli.runs:view", "Serve a run's report live, on this machine, while it trains."),
+    "smoke": ("mcpagent.cli.checks:smoke", "Prove that what samples is what is trained, on a backend."),
 }
 
 
@@ -68,9 +71,6 @@ class _LazyGroup(typer.core.TyperGroup):
             name: typer.core.TyperCommand(name, short_help=line) for name, (_, line) in COMMANDS.items()
         }
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, registered, rest = super().resolve_command(ctx, args)
         if name is None or registered is None:
@@ -82,8 +82,11 @@ class _LazyGroup(typer.core.TyperGroup):
 
 def load_app(name: str) -> typer.Typer:
     """Return the Typer application of the command, or group of commands, of that name; imports its module."""
+    from mcpagent.cli.options import command_app
+
     module, _, attribute = COMMANDS[name][0].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    command = getattr(importlib.import_module(module), attribute)
+    return command if isinstance(command, typer.Typer) else command_app(command)
 
 
 def load_command(name: str) -> Any:

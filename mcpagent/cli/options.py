@@ -6,13 +6,12 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import typer.core
 
 from mcpagent.console import Console
 from mcpagent.errors import UserError
@@ -21,25 +20,20 @@ if TYPE_CHECKING:
     from mcpagent.config.schema import TrainConfig
 
 
-class Group(typer.core.TyperGroup):
-    """A group of commands whose list shows the whole first paragraph of each, not its first words."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        for command in self.commands.values():
-            command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
-
-
-def command_app() -> typer.Typer:
+def command_app(command: Callable[..., None]) -> typer.Typer:
     """Return the application of a command that has no subcommands."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(with_options(command))
+    return app
 
 
-def group_app(help: str) -> typer.Typer:
-    """Return the application of a group of commands."""
-    return typer.Typer(
-        cls=Group, add_completion=False, no_args_is_help=True, rich_markup_mode=None, help=help
-    )
+def group_app(help: str, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    """Return the application of a group of commands; its list shows the whole first paragraph of each."""
+    app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help=help)
+    for name, command in commands.items():
+        summary = " ".join((command.__doc__ or "").partition("\n\n")[0].split())
+        app.command(name, short_help=summary)(with_options(command))
+    return app
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,14 +9,12 @@ from typing import Annotated
 
 import typer
 
-from mcpagent.cli.options import ConfigOptions, Json, ReadOnly, SeedValue, Settings, command_app
+from mcpagent.cli.options import ConfigOptions, Json, ReadOnly, SeedValue, Settings
 from mcpagent.console import Block, Console, Facts, Table, duration
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.interrupts import Interrupted
 from mcpagent.storage.packages import require
-
-app = command_app()
 
 _ROWS = (
     ("success, greedy", "task_success"),
@@ -33,7 +31,6 @@ _WHAT_IT_IS = (
 )
 
 
-@app.command()
 def quickstart(
     model: Annotated[
         str | None,

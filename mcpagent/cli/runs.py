@@ -16,11 +16,9 @@ from mcpagent.cli.options import (
     Overwrite,
     Samples,
     Shard,
-    command_app,
     out_file,
     refuse_existing,
     shard_of,
-    with_options,
 )
 from mcpagent.console import Block, Console, Facts, Table
 from mcpagent.errors import UserError
@@ -30,11 +28,9 @@ if TYPE_CHECKING:
     from mcpagent.run.rollout import RolloutOutcome
     from mcpagent.storage.runs import RunInfo
 
-runs_app = command_app()
 _DEFAULT = Path("outputs")
 
 
-@runs_app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = _DEFAULT,
     as_json: Json = False,
@@ -85,10 +81,6 @@ def _started(run: RunInfo) -> str:
     return f"{datetime.fromisoformat(run.started_at).astimezone():%Y-%m-%d %H:%M}"
 
 
-report_app = command_app()
-
-
-@report_app.command()
 def report(
     run: Annotated[
         Path,
@@ -159,10 +151,6 @@ def _write_inspect_logs(run: Path, out: Path | None, *, overwrite: bool, console
     console.print_blocks(document, [str(folder), opened])
 
 
-view_app = command_app()
-
-
-@view_app.command()
 def view(
     run: Annotated[Path, typer.Argument(help="Run folder, such as outputs/quickstart.", show_default=False)],
     port: Annotated[
@@ -193,10 +181,6 @@ def view(
             raise KeyboardInterrupt("the page is no longer served") from interrupt
 
 
-export_app = command_app()
-
-
-@export_app.command()
 def export(
     checkpoint: Annotated[
         Path,
@@ -228,11 +212,6 @@ def export(
     Console(is_json=as_json).print_blocks(done, [Facts(facts)])
 
 
-rollout_app = command_app()
-
-
-@rollout_app.command()
-@with_options
 def rollout(
     policy: Annotated[
         str,

@@ -18,10 +18,8 @@ from mcpagent.cli.options import (
     ConfigOptions,
     Json,
     Servers,
-    command_app,
     group_app,
     settings_of,
-    with_options,
 )
 from mcpagent.console import Block, Console, Facts, counted
 from mcpagent.core.tools import FailureKind, ToolSpec, catalog_hash, model_names
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from mcpagent.checks.servers import BenchOutcome, ListedServer
     from mcpagent.tools.servers_config import ServerConfig
 
-tools_app = group_app("List, call and measure the tools of MCP servers; log in at them.")
 
 _Tool = Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="As `mcpagent tools list` prints it.")]
 _Arguments = Annotated[
@@ -70,8 +67,6 @@ class ServerOptions:
         return configured_servers(tools, on_note=console.note)
 
 
-@tools_app.command("list")
-@with_options
 def list_tools(options: ServerOptions, as_json: Json = False) -> None:
     """Start the servers and list their tools. Exits 1 if a server does not start; the others are listed.
 
@@ -102,8 +97,6 @@ def list_tools(options: ServerOptions, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@tools_app.command("call")
-@with_options
 def call_tool(
     tool: _Tool,
     arguments: _Arguments = "{}",
@@ -136,8 +129,6 @@ def call_tool(
         raise typer.Exit(1)
 
 
-@tools_app.command("login")
-@with_options
 def log_in(
     server: Annotated[str, typer.Argument(metavar="SERVER", help="Its name in the file.")],
     *,
@@ -165,8 +156,6 @@ def log_in(
     console.print_blocks(outcome, [f"logged in at {outcome['url']}; kept in {outcome['kept_in']}{until}"])
 
 
-@tools_app.command("logout")
-@with_options
 def log_out(
     server: Annotated[str, typer.Argument(metavar="SERVER", help="Its name in the file.")],
     *,
@@ -190,8 +179,6 @@ def _has_browser() -> bool:
     return sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
 
 
-@tools_app.command("bench")
-@with_options
 def bench_tool(
     tool: _Tool,
     arguments: _Arguments = "{}",
@@ -313,10 +300,6 @@ def _text_of(argument: str) -> tuple[str, str]:
         raise UserError("the file is not UTF-8", where=str(path)) from error
 
 
-serve_app = command_app()
-
-
-@serve_app.command()
 def serve(
     name: Annotated[str, typer.Argument(help="polygon, fmp, tavily, slack or python.")],
     limited: Annotated[bool, typer.Option("--limited", help="Serve the small tool set.")] = False,
@@ -373,3 +356,15 @@ def _serve_http(server: MCPServer[Any], *, host: str, port: int) -> None:
         Console().note(f"{server.name} at {url_of(host, listener.getsockname()[1])}/mcp")
         config = uvicorn.Config(server.streamable_http_app(host=host), log_level="warning")
         uvicorn.Server(config).run(sockets=[listener])
+
+
+tools_app = group_app(
+    "List, call and measure the tools of MCP servers; log in at them.",
+    {
+        "list": list_tools,
+        "call": call_tool,
+        "login": log_in,
+        "logout": log_out,
+        "bench": bench_tool,
+    },
+)

@@ -17,9 +17,7 @@ from mcpagent.cli.options import (
     Seed,
     Servers,
     Settings,
-    command_app,
     settings_of,
-    with_options,
 )
 from mcpagent.cli.train_progress import TrainProgress, step_note
 from mcpagent.config.schema import TrainConfig
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from mcpagent.run.lifecycle import TrainOutcome
 
 _SHUTDOWN_S = 10  # for the processes that are left when one has failed, before they are killed
-
-app = command_app()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +101,6 @@ class RunOptions:
         return [RunFolder.open(out).config_path]
 
 
-@app.command()
-@with_options
 def train(
     options: RunOptions,
     resume: Annotated[

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mcpagent.cli.certify import app
+from mcpagent.cli.main import load_app
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.evaluate.certificate import figures, open_evidence, read_certificate
@@ -121,12 +121,12 @@ def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds
 ) -> None:
     run = make_run(tiny_checkpoint, tmp_path)
     out = tmp_path / "certificate"
-    made = CliRunner().invoke(app, [str(run), "--samples", "2", "--out", str(out)])
+    made = CliRunner().invoke(load_app("certify"), [str(run), "--samples", "2", "--out", str(out)])
     assert made.exit_code == 0, made.output
     assert "b - a" in made.stdout and f"certify --check {out}" in made.stdout.replace("\n", " ")
-    good = CliRunner().invoke(app, ["--check", str(out), "--replay", "2", "--json"])
+    good = CliRunner().invoke(load_app("certify"), ["--check", str(out), "--replay", "2", "--json"])
     assert good.exit_code == 0 and json.loads(good.stdout)["holds"] is True
-    shown = CliRunner().invoke(app, ["--check", str(out)])
+    shown = CliRunner().invoke(load_app("certify"), ["--check", str(out)])
     assert shown.exit_code == 0 and "b - a" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "the certificate holds"
     shutil.copytree(out, run / "certificate")
@@ -135,7 +135,7 @@ def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds
     edit_json(run / "certificate" / "certificate.json", lambda document: document.update(schema_version=1))
     assert read_run(run).certified == {}  # of a version that had other figures
     edit_json(out / "certificate.json", lambda document: document["figures"]["gain"].update(wins=3))
-    bad = CliRunner().invoke(app, ["--check", str(out)])
+    bad = CliRunner().invoke(load_app("certify"), ["--check", str(out)])
     assert bad.exit_code == 1 and "statements: figures.gain.wins is 3" in bad.stdout.replace("\n", " ")
     assert "made by mcpagent" in bad.stdout
 
@@ -146,7 +146,7 @@ def judged_task(task: Task) -> Task:
 
 
 def refused(*words: str) -> UserError:
-    done = CliRunner().invoke(app, list(words))
+    done = CliRunner().invoke(load_app("certify"), list(words))
     assert isinstance(done.exception, UserError), done.output
     assert done.exception.exit_code == 2 and done.exception.remedy
     return done.exception

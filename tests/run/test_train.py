@@ -18,8 +18,7 @@ import torch
 from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
-from mcpagent.cli.runs import runs_app as runs_app
-from mcpagent.cli.train import app
+from mcpagent.cli.main import load_app
 from mcpagent.config.environment import resource_path
 from mcpagent.errors import InUseError, UserError
 from mcpagent.storage.run_folder import RunFolder
@@ -33,7 +32,7 @@ BOUND_S = 120.0
 
 def mcpagent_train(*options: str) -> Result:
     """The command in this process, which has torch in memory already."""
-    return CliRunner().invoke(app, list(options))
+    return CliRunner().invoke(load_app("train"), list(options))
 
 
 def refused(done: Result) -> str:
@@ -225,7 +224,7 @@ def test_ctrl_c_leaves_a_checkpoint_says_how_to_go_on_and_exits_with_130(
         assert isinstance(with_other.exception, InUseError), with_other.output
         assert with_other.exception.process["pid"] == process.pid
         assert with_other.exception.process["command"] == "mcpagent train"
-    listed = CliRunner().invoke(runs_app, [str(tmp_path), "--json"])
+    listed = CliRunner().invoke(load_app("runs"), [str(tmp_path), "--json"])
     assert [(r["name"], r["state"]) for r in json.loads(listed.stdout)] == [("train", "running")]
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=BOUND_S)
@@ -280,7 +279,7 @@ def test_a_run_without_a_name_gets_its_own_and_resume_takes_the_last_of_its_algo
     assert resumed.exit_code == 0, resumed.output
     document = json.loads(resumed.stdout)
     assert (Path(document["run_dir"]), document["steps"]) == (folders[1], 2)
-    table = CliRunner().invoke(runs_app, [str(tmp_path)])
+    table = CliRunner().invoke(load_app("runs"), [str(tmp_path)])
     states = {run.name: (run.kind, run.state, run.steps) for run in list_runs(tmp_path)}
     assert states == {
         folders[0].name: ("grpo", "finished", 1),

@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from mcpagent.cli.gen_data import app
+from mcpagent.cli.main import load_app
 from tests.llm.service import API_KEY
 from tests.running import Command
 
@@ -40,7 +40,9 @@ def start(url: str, out: Path, *more: str) -> subprocess.Popen[str]:
 def invoke(url: str, out: Path, *more: str, **env: str) -> Result:
     """The command in this process: starting one costs more than most runs here."""
     return CliRunner().invoke(
-        app, options(url, out, *more), env={"OPENAI_API_KEY": API_KEY, "OPENAI_BASE_URL": None, **env}
+        load_app("gen-data"),
+        options(url, out, *more),
+        env={"OPENAI_API_KEY": API_KEY, "OPENAI_BASE_URL": None, **env},
     )
 
 
