@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata as metadata
 import os
 import platform
@@ -10,7 +9,6 @@ import shlex
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +20,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from mcpagent.checks import FAIL, PASS, SKIP, WARN, result
+from mcpagent.checks.servers import ListedServer, list_servers
 from mcpagent.console import counted
 from mcpagent.core.records import CheckResult, CheckStatus
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import ToolSpec, chat_schema
+from mcpagent.core.tools import ToolSpec, catalog_hash, chat_schema
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES, KEY_NAMES
 from mcpagent.servers.provider import builtin_servers
@@ -33,9 +32,8 @@ from mcpagent.servers.sandbox.choose import choose_sandbox
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.storage.checkpoints import find_model
 from mcpagent.storage.datasets import find_dataset
-from mcpagent.storage.packages import installed_version, pip_install, require
+from mcpagent.storage.packages import installed_version, pip_install, require, requirements
 from mcpagent.synth.datasets.validate import validate_dataset
-from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import ServerConfig, StdioServer, load_servers
 
 
@@ -121,21 +119,13 @@ _LITTLE_DISK_GB = 2.0
 _NO_DISK_GB = 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extra:
-    """A group of optional packages. `missing` is how bad it is to lack them, `use` what needs them."""
-
-    name: str
-    use: str
-    missing: CheckStatus
-
-
-EXTRAS = (
-    Extra(name="hf", use="train, quickstart and eval need it", missing=FAIL),
-    Extra(name="report", use="quickstart and report need it", missing=FAIL),
-    Extra(name="gym", use="env check with SkyRL needs it", missing=SKIP),
-    Extra(name="vllm", use="optional: faster rollouts on a GPU", missing=SKIP),
-)
+# Extras: what needs them, and how bad it is to lack one.
+EXTRAS = {
+    "hf": ("train, quickstart and eval need it", FAIL),
+    "report": ("quickstart and report need it", FAIL),
+    "gym": ("env check with SkyRL needs it", SKIP),
+    "vllm": ("optional: faster rollouts on a GPU", SKIP),
+}
 
 
 def check_python() -> CheckResult:
@@ -148,13 +138,14 @@ def check_python() -> CheckResult:
     return result("python", FAIL, f"{shown}; mcpagent needs {supported}", "python3.11 -m venv .venv")
 
 
-def check_packages(requirements: Sequence[str] | None = None) -> list[CheckResult]:
-    """Check the base packages and each extra against the ranges in mcpagent's metadata (or
-    `requirements`)."""
-    parsed = [Requirement(text) for text in requirements or metadata.requires("mcpagent") or ()]
-    base = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
-    base_check = _check_group("packages", base, use="every command needs them", missing=FAIL)
-    return [base_check, *(_check_extra(extra, parsed) for extra in EXTRAS)]
+def check_packages() -> list[CheckResult]:
+    """Check the base packages and each extra against the ranges in mcpagent's metadata."""
+    base = check_group("packages", requirements(), use="every command needs them", missing=FAIL)
+    extras = [
+        check_group(f"extra {name}", requirements(name), use=use, missing=missing)
+        for name, (use, missing) in EXTRAS.items()
+    ]
+    return [base, *extras]
 
 
 def check_device() -> CheckResult:
@@ -208,29 +199,13 @@ def check_outputs(folder: Path) -> CheckResult:
     return result("outputs", status, detail, f"du -sh {shlex.quote(str(folder))}/*")
 
 
-def _check_extra(extra: Extra, requirements: Sequence[Requirement]) -> CheckResult:
-    def applies(requirement: Requirement) -> bool:
-        marker = requirement.marker
-        return (
-            marker is not None
-            and marker.evaluate({"extra": extra.name})
-            and not marker.evaluate({"extra": ""})
-        )
-
-    applicable = [requirement for requirement in requirements if applies(requirement)]
-    return _check_group(f"extra {extra.name}", applicable, use=extra.use, missing=extra.missing)
-
-
-def _check_group(
-    name: str, requirements: Sequence[Requirement], *, use: str, missing: CheckStatus
-) -> CheckResult:
-    if not requirements:
+def check_group(name: str, group: Sequence[Requirement], *, use: str, missing: CheckStatus) -> CheckResult:
+    """Check the packages of a group; `use` is what needs them, `missing` how bad it is to lack one."""
+    if not group:
         return result(name, SKIP, f"not for this platform ({use})")
-    versions = {requirement.name: installed_version(requirement.name) for requirement in requirements}
-    absent = [r for r in requirements if versions[r.name] is None]
-    wrong = [
-        r for r in requirements if (v := versions[r.name]) and not r.specifier.contains(v, prereleases=True)
-    ]
+    versions = {requirement.name: installed_version(requirement.name) for requirement in group}
+    absent = [r for r in group if versions[r.name] is None]
+    wrong = [r for r in group if (v := versions[r.name]) and not r.specifier.contains(v, prereleases=True)]
     shown = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
     if not absent and not wrong:
         return result(name, PASS, shown)
@@ -309,33 +284,26 @@ def check_servers(path: Path | None) -> Started:
         configs = loaded.servers
         detail = "; ".join([f"{path}: {len(configs)} in use", *loaded.notes])
         checks.append(result("servers", PASS, detail))
-    answers = asyncio.run(_start_all(configs))
-    checks += [check for check, _ in answers]
-    is_whole = all(specs is not None for _, specs in answers)
-    return Started(checks, [spec for _, specs in answers for spec in specs or ()] if is_whole else None)
+    notes: dict[str, list[str]] = {config.name: [] for config in configs}
+    listed = list_servers(configs, on_note=lambda name, text: notes[name].append(text))
+    checks += [
+        _started(config, server, notes[config.name]) for config, server in zip(configs, listed, strict=True)
+    ]
+    is_whole = all(server.error is None for server in listed)
+    return Started(checks, [spec for server in listed for spec in server.tools] if is_whole else None)
 
 
-async def _start_all(configs: Sequence[ServerConfig]) -> list[tuple[CheckResult, list[ToolSpec] | None]]:
-    return await asyncio.gather(*(_start(config) for config in configs))
-
-
-async def _start(config: ServerConfig) -> tuple[CheckResult, list[ToolSpec] | None]:
-    """Start one server and list its tools; it is stopped again. No tools if it does not start."""
+def _started(config: ServerConfig, server: ListedServer, notes: Sequence[str]) -> CheckResult:
+    """Say whether a server started, and with which tools."""
     name = f"server {config.name}"
-    notes: list[str] = []
-    begun = time.perf_counter()
-    try:
-        async with ToolPool([config], on_note=notes.append) as pool:
-            seconds = time.perf_counter() - begun
-            tools = list(pool.tools.values())
-            detail = f"{counted(len(tools), 'tool')} in {seconds:.1f} s, catalog {pool.catalog_hash[:12]}"
-            detail = "; ".join([detail, *notes])
-    except UserError as error:
+    if server.error is not None:
         command = _shell_command(config) if isinstance(config, StdioServer) else None
-        return _failed(name, error, remedy=command or error.remedy), None
-    if not tools:
-        return result(name, WARN, "; ".join([f"no tools, in {seconds:.1f} s", *notes])), tools
-    return result(name, PASS, detail), tools
+        return _failed(name, server.error, remedy=command or server.error.remedy)
+    if not server.tools:
+        return result(name, WARN, "; ".join([f"no tools, in {server.start_s:.1f} s", *notes]))
+    catalog = catalog_hash(server.tools)[:12]
+    detail = f"{counted(len(server.tools), 'tool')} in {server.start_s:.1f} s, catalog {catalog}"
+    return result(name, PASS, "; ".join([detail, *notes]))
 
 
 def _shell_command(config: StdioServer) -> str:

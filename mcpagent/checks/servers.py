@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -121,40 +122,39 @@ def _unknown(kind: str, name: str, names: Sequence[str]) -> UserError:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedServer:
-    """A server that was started and ended again; `failure` says why it did not start."""
+    """A server that was started and ended again; `error` says why it did not start."""
 
     name: str
     tools: tuple[ToolSpec, ...] = ()
     start_s: float
-    failure: str | None = None
+    error: UserError | None = None
 
 
-def list_servers(configs: Sequence[ServerConfig], *, console: Console) -> list[ListedServer]:
-    """Start all servers at once; the result is in the order of `configs`."""
+def list_servers(
+    configs: Sequence[ServerConfig],
+    *,
+    on_note: Callable[[str, str], None],
+    on_listed: Callable[[ListedServer], None] = lambda _: None,
+) -> list[ListedServer]:
+    """Start all servers at once; the result is in the order of `configs`. `on_note` gets the name of a server
+    and what there is to say of it."""
+
+    async def listed(config: ServerConfig) -> ListedServer:
+        started_s = time.perf_counter()
+        try:
+            async with ToolPool([config], on_note=partial(on_note, config.name)) as pool:
+                start_s, tools = time.perf_counter() - started_s, tuple(pool.tools.values())
+            server = ListedServer(name=config.name, tools=tools, start_s=start_s)
+        except UserError as error:
+            start_s = time.perf_counter() - started_s
+            server = ListedServer(name=config.name, start_s=start_s, error=error)
+        on_listed(server)
+        return server
 
     async def run() -> list[ListedServer]:
-        with console.progress("starting servers", total=len(configs)) as advance:
-
-            async def start(config: ServerConfig) -> ListedServer:
-                listed = await _list(config, console)
-                advance(note=config.name)
-                return listed
-
-            return await asyncio.gather(*map(start, configs))
+        return await asyncio.gather(*map(listed, configs))
 
     return asyncio.run(run())
-
-
-async def _list(config: ServerConfig, console: Console) -> ListedServer:
-    started_s = time.perf_counter()
-    try:
-        async with ToolPool([config], on_note=console.note) as pool:
-            start_s = time.perf_counter() - started_s
-            return ListedServer(name=config.name, tools=tuple(pool.tools.values()), start_s=start_s)
-    except UserError as error:
-        login = isinstance(config, HttpServer) and error.remedy and "tools login" in error.remedy
-        failure = f"{error.message}\n  {error.remedy}" if login else error.message
-        return ListedServer(name=config.name, failure=failure, start_s=time.perf_counter() - started_s)
 
 
 _REPORT_INTERVAL_S = 0.5  # a bar that moves at every call would be a tenth of the measured CPU time

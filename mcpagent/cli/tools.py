@@ -75,7 +75,13 @@ def list_tools(options: ServerOptions, as_json: Json = False) -> None:
     from mcpagent.checks.servers import list_servers
 
     console = Console(is_json=as_json)
-    listed = list_servers(options.read(console), console=console)
+    configs = options.read(console)
+    with console.progress("starting servers", total=len(configs)) as advance:
+        listed = list_servers(
+            configs,
+            on_note=lambda _, text: console.note(text),
+            on_listed=lambda server: advance(note=server.name),
+        )
     specs = [spec for server in listed for spec in server.tools]
     renamed = {spec.dotted: name for name, spec in model_names(specs).items() if name != spec.name}
     if as_json:
@@ -87,12 +93,13 @@ def list_tools(options: ServerOptions, as_json: Json = False) -> None:
             _print_server(server, renamed, console)
         if renamed:
             console.say("-> is what a model sees if several tools share a name")
-    failed = [server.failure for server in listed if server.failure is not None]
+    failed = [server.error for server in listed if server.error is not None]
     started = f"{len(listed) - len(failed)} of " if failed else ""
     console.say(f"{counted(len(specs), 'tool')} of {started}{counted(len(listed), 'server')}")
     console.say(f"catalog {catalog_hash(specs)}")
-    for failure in failed:
-        console.complain(failure)
+    for error in failed:
+        needs_login = error.remedy is not None and "tools login" in error.remedy
+        console.complain(f"{error.message}\n  {error.remedy}" if needs_login else error.message)
     if failed:
         raise typer.Exit(1)
 
@@ -217,7 +224,7 @@ def bench_tool(
 
 
 def _print_server(server: ListedServer, renamed: Mapping[str, str], console: Console) -> None:
-    if server.failure is not None:
+    if server.error is not None:
         console.say(f"{server.name}: did not start ({server.start_s:.1f} s)\n")
         return
     console.say(f"{server.name}: {counted(len(server.tools), 'tool')}, started in {server.start_s:.1f} s")

@@ -9,8 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from mcpagent.checks.doctor import check_keys, check_outputs, check_packages, doctor
+from mcpagent.checks.doctor import check_group, check_keys, check_outputs, doctor
 from mcpagent.core.records import CheckResult, CheckStatus
 from tests.running import mcpagent
 from tests.tools.support import ECHO_SCRIPT
@@ -113,7 +114,8 @@ def test_without_datasets_the_remedy_makes_them(tmp_path: Path) -> None:
 
 
 def test_a_version_out_of_range_fails_with_the_install_command_of_this_python() -> None:
-    base = _by_name(check_packages(["pydantic>=99", "rich"]))["packages"]
+    group = [Requirement("pydantic>=99"), Requirement("rich")]
+    base = check_group("packages", group, use="all", missing=CheckStatus.FAIL)
     assert base.status is CheckStatus.FAIL
     assert "pydantic" in base.detail and "is not >=99" in base.detail
     assert base.remedy is not None
@@ -121,19 +123,19 @@ def test_a_version_out_of_range_fails_with_the_install_command_of_this_python() 
     assert base.remedy.endswith("'pydantic>=99'")
 
 
-def test_a_missing_package_weighs_what_its_extra_weighs() -> None:
-    absent = [f"no-such-package; extra == '{extra}'" for extra in ("hf", "gym", "vllm")]
-    checks = _by_name(check_packages([*absent, "plotly; extra == 'report'"]))
-    assert checks["extra hf"].status is CheckStatus.FAIL
-    assert checks["extra gym"].status is CheckStatus.SKIP
-    assert checks["extra vllm"].status is CheckStatus.SKIP
-    assert checks["extra report"].status is CheckStatus.PASS
+@pytest.mark.parametrize("weight", [CheckStatus.FAIL, CheckStatus.SKIP])
+def test_a_missing_package_weighs_what_its_extra_weighs(weight: CheckStatus) -> None:
+    absent = [Requirement("plotly"), Requirement("no-such-package")]
+    check = check_group("extra x", absent, use="all", missing=weight)
+    assert check.status is weight
+    assert "no-such-package is not installed" in check.detail
+    assert check_group("extra x", absent[:1], use="all", missing=weight).status is CheckStatus.PASS
 
 
 def test_an_extra_of_another_platform_is_skipped() -> None:
-    checks = _by_name(check_packages(["vllm; sys_platform == 'none' and extra == 'vllm'"]))
-    assert checks["extra vllm"].status is CheckStatus.SKIP
-    assert checks["extra vllm"].remedy is None
+    check = check_group("extra vllm", [], use="all", missing=CheckStatus.FAIL)
+    assert check.status is CheckStatus.SKIP
+    assert check.remedy is None
 
 
 def test_keys_in_a_dotenv_file_count_and_an_empty_one_does_not(
