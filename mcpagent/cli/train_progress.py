@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.console import Advance, Console, ProgressRate, duration
+from mcpagent.console import Advance, Console
 from mcpagent.core.records import JsonObject
 from mcpagent.interrupts import Interrupted
 from mcpagent.storage.run_folder import RunFolder, step_of
@@ -18,7 +18,7 @@ from mcpagent.storage.run_folder import RunFolder, step_of
 if TYPE_CHECKING:
     from mcpagent.run.lifecycle import Watch
 
-_WIDTHS = (7, 8, 8, 8, 8, 8, 11)  # of the columns, with a space between them
+_WIDTHS = (7, 8, 8, 8, 8, 8)  # of the columns, with a space between them
 
 
 class TrainProgress:
@@ -28,7 +28,6 @@ class TrainProgress:
         self._config, self._console, self._stack = config, console, ExitStack()
         self._is_grpo = config.algorithm == "grpo"
         self._advance: Advance = lambda amount=1, *, note="": None
-        self._pace = ProgressRate(None)  # of the steps
         self._folder: Path | None = None
         self._last, self._episodes, self._last_s = "", 0, 0.0
         self._part = "", 0  # the one whose bar is shown before the steps begin, and how much of it is done
@@ -81,10 +80,8 @@ class TrainProgress:
         self._show_bar(self._config.method.upper() if self._is_grpo else "supervised", total)
         self._has_started = True
         self._advance(done)
-        self._pace = ProgressRate(total)
-        self._pace.add(done)
         names = ("reward", "success", "KL", "length") if self._is_grpo else ("loss", "", "", "")
-        self._console.note(_row("step", *names, "tokens/s", "left"))
+        self._console.note(_row("step", *names, "tokens/s"))
         self._last_s = time.monotonic()
 
     def _on_episode(self) -> None:
@@ -113,14 +110,13 @@ class TrainProgress:
 
     def _on_step(self, record: JsonObject) -> None:
         self._last, self._episodes = step_note(record), 0
-        self._pace.add(1)
         now = time.monotonic()
         passed, self._last_s = now - self._last_s, now
-        self._console.note(step_row(record, seconds=passed, left_s=self._pace.left_s(now)))
+        self._console.note(step_row(record, seconds=passed))
         self._advance(note=self._last)
 
 
-def step_row(record: JsonObject, *, seconds: float, left_s: float | None) -> str:
+def step_row(record: JsonObject, *, seconds: float) -> str:
     """Return the row of a step that took `seconds`. `length` is tokens an episode; tokens/s counts what the
     step trained on."""
     tokens, episodes = record.get("tokens", 0), record.get("episodes", 0)
@@ -133,7 +129,7 @@ def step_row(record: JsonObject, *, seconds: float, left_s: float | None) -> str
             _cell(tokens / episodes if episodes else None, ".0f"),
         ]
     pace = _cell(tokens / seconds if seconds else None, ".0f")
-    return _row(str(record["step"]), *cells, pace, duration(left_s) if left_s else "")
+    return _row(str(record["step"]), *cells, pace)
 
 
 def step_note(record: JsonObject) -> str:
