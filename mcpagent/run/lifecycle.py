@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,20 +138,12 @@ def health_callback(config: TrainConfig, run: RunFolder, watch: Watch) -> Health
     return callback
 
 
-@contextmanager
 def tracked(
     config: TrainConfig, run: RunFolder, step: int, watch: Watch, processes: Processes
-) -> Iterator[Trackers]:
+) -> closing[Trackers]:
     """The trackers of the run, which goes on from `step`; closed at its end."""
-    trackers = open_trackers(
-        config.tracking.backends if processes.is_first else (),
-        TrackedRun.of(config, run, begins_at=step),
-        note=watch.note,
-    )
-    try:
-        yield trackers
-    finally:
-        trackers.close()
+    backends = config.tracking.backends if processes.is_first else ()
+    return closing(open_trackers(backends, TrackedRun.of(config, run, begins_at=step), note=watch.note))
 
 
 # Sections and keys that may change between the parts of a run: where it is kept, how long it goes on, who
