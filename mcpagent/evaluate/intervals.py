@@ -87,12 +87,12 @@ def clustered_mean(values_by_task: Sequence[Sequence[float]], *, seed: int, rate
 
 
 def paired_difference(
-    a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], *, seed: int, rate: bool = True
+    a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], *, seed: int
 ) -> PairedDifference:
-    """Compare values by task id: bootstrap interval of the mean of `b - a`, sign-flip p value.
+    """Compare rates by task id: bootstrap interval of the mean of `b - a`, sign-flip p value.
 
     A task counts once, with the mean of its attempts on each side. Where every task differs by the same
-    amount and the values are rates, the interval is widened by what `n` tasks without an exception
+    amount, the interval is widened by what `n` tasks without an exception
     still allow (Wilson's bound for 0 out of n).
     """
     shared = sorted(t for t in a.keys() & b.keys() if a[t] and b[t])
@@ -101,7 +101,7 @@ def paired_difference(
     wins, losses = int((deltas > _EQUAL).sum()), int((deltas < -_EQUAL).sum())
     p_value, mid_p = sign_flip_p(deltas, seed) if shared else (None, None)
     return PairedDifference(
-        difference=_difference_metric(deltas, seed=seed, rate=rate),
+        difference=_difference_metric(deltas, seed=seed),
         p_value=p_value,
         mid_p=mid_p,
         wins=wins,
@@ -196,16 +196,14 @@ def _percentiles(estimates: FloatArray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _difference_metric(deltas_N: FloatArray, *, seed: int, rate: bool) -> Metric:
+def _difference_metric(deltas_N: FloatArray, *, seed: int) -> Metric:
     n = len(deltas_N)
     if n == 0:
         return Metric(value=None, ci_low=None, ci_high=None, n=0)
     value = float(deltas_N.mean())
-    if rate and np.ptp(deltas_N) < _EQUAL:
+    if np.ptp(deltas_N) < _EQUAL:
         slack = rate_interval(0, n).ci_high or 0.0
         return Metric(value=value, ci_low=max(-1.0, value - slack), ci_high=min(1.0, value + slack), n=n)
-    if n == 1:
-        return Metric(value=value, ci_low=None, ci_high=None, n=1)
     low, high = _percentiles(_resampled_means(deltas_N, seed))
     return Metric(value=value, ci_low=low, ci_high=high, n=n)
 

@@ -192,7 +192,7 @@ def test_the_exact_sign_flip_p_value_is_that_of_scipy(n: int) -> None:
         (deltas,), lambda x, axis: np.abs(x.sum(axis=axis)), permutation_type="samples", alternative="greater"
     )
     a = {str(i): [0.0] for i in range(n)}
-    ours = paired_difference(a, {str(i): [delta] for i, delta in enumerate(deltas)}, seed=0, rate=False)
+    ours = paired_difference(a, {str(i): [delta] for i, delta in enumerate(deltas)}, seed=0)
     assert ours.p_value == pytest.approx(theirs.pvalue, abs=1e-12)
 
 
