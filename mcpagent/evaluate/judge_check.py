@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from mcpagent.core.records import JsonObject, Metric, Record, describe
 from mcpagent.core.tasks import Task
@@ -54,10 +54,12 @@ class JudgeCase:
 
 class JudgeCheck(Record):
     """What `eval judge-check` measured, over episodes on which the judge gave a verdict; the `n` of a metric
-    is the number of tasks. `error` is the share of verdicts that the rule denies, `vote_error` that of single
-    votes; `flips` are shares of verdicts that change with nothing but the wording of the question, the order
-    of its parts, or an order to the judge in a tool's answer. `length_bias` is how much more often an episode
-    is approved with more words that say nothing."""
+    is the number of tasks. `vote_error` is the share of single votes that the rule denies; `flips` are shares
+    of verdicts that change with nothing but the wording of the question, the order of its parts, or an order
+    to the judge in a tool's answer. `length_bias` is how much more often an episode is approved with more
+    words that say nothing."""
+
+    model_config = ConfigDict(extra="ignore")  # checks of older versions hold more
 
     schema_version: int = Field(default=1, ge=1, le=1)
     judge: JsonObject
@@ -67,7 +69,6 @@ class JudgeCheck(Record):
     unscored: int
     faults: dict[str, int]
     agreement: Metric
-    error: Metric
     vote_error: Metric
     false_approvals: Metric
     false_refusals: Metric
@@ -189,7 +190,6 @@ async def check_judge(
     asked = await asyncio.gather(*(ask(number, case) for number, case in enumerate(cases)))
     decided = [each for each in asked if each.plain.verdict is not None]
     right = [(each, each.plain.verdict == each.case.is_success) for each in decided]
-    agreement = _rate(((each.case, ok) for each, ok in right), seed)
     return JudgeCheck(
         judge=judge.rules.as_json(),
         tasks=tasks,
@@ -197,8 +197,7 @@ async def check_judge(
         n_episodes=len(asked),
         unscored=len(asked) - len(decided),
         faults=dict(sorted(Counter(fault for each in asked for fault in _faults(each)).items())),
-        agreement=agreement,
-        error=_complement(agreement),
+        agreement=_rate(((each.case, ok) for each, ok in right), seed),
         vote_error=_rate(
             (
                 (each.case, vote.verdict != each.case.is_success)
@@ -238,15 +237,6 @@ def _rate(values: Iterable[tuple[JudgeCase, bool]], seed: int) -> Metric:
     for case, value in values:
         by_task[case.task.id].append(float(value))
     return clustered_mean(list(by_task.values()), seed=seed)
-
-
-def _complement(metric: Metric) -> Metric:
-    def other(value: float | None) -> float | None:
-        return None if value is None else 1.0 - value
-
-    return Metric(
-        value=other(metric.value), ci_low=other(metric.ci_high), ci_high=other(metric.ci_low), n=metric.n
-    )
 
 
 def _flips(asked: Sequence[_Asked], name: str, seed: int) -> Metric:

@@ -321,7 +321,7 @@ def test_a_judge_is_measured_by_what_it_gets_wrong(tmp_path: Path) -> None:
         check = check_of(tmp_path, running, "judge.votes=1", count=12).check
     wrong = wrong_of(stock_tasks(12), 0.2)
     assert 0 < wrong < 24
-    assert check.error.value == pytest.approx(wrong / 24)
+    assert check.agreement.value == pytest.approx(1 - wrong / 24)
     assert check.vote_error.value == pytest.approx(wrong / 24)
     assert (check.n_episodes, check.n_tasks, check.unscored) == (24, 12, 0)
     assert {name: metric.value for name, metric in check.flips.items()} == dict.fromkeys(check.flips, 0.0)
@@ -333,7 +333,7 @@ def test_a_judge_is_measured_by_what_it_gets_wrong(tmp_path: Path) -> None:
 def test_a_known_error_rate_is_measured_within_three_points(rate: float, tmp_path: Path) -> None:
     with judging(error_rate=rate) as running:
         check = check_of(tmp_path, running, "judge.votes=1", "judge.controls=false", count=500).check
-    assert check.error.value is not None and abs(check.error.value - rate) <= 0.03
+    assert check.agreement.value is not None and abs(1 - check.agreement.value - rate) <= 0.03
     # Independent errors on as many right as wrong episodes: kappa is 1 - 2p.
     assert check.kappa.value is not None and abs(check.kappa.value - (1 - 2 * rate)) <= 0.06
 
