@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcpagent.config.environment import environment, state_folder
+from mcpagent.config.named_parts import load_named
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.registry import TOOL_PROVIDERS
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
@@ -163,7 +163,7 @@ def configured_servers(
 ) -> Sequence[ServerConfig]:
     """Return the user's mcp.json, or the built-in servers; `on_note` is told what of the file was skipped."""
     if config.servers is None:
-        start = TOOL_PROVIDERS.load("builtin")
+        start = load_named("mcpagent.servers.provider:builtin_servers", where="tools.builtin")
         return start(config.builtin, limited=config.limited, upstream=config.upstream)
     loaded = load_servers(Path(config.servers))
     for note in loaded.notes:

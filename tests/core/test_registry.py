@@ -30,8 +30,8 @@ CHOICES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_implementation_is_where_the_registry_says(family: str) -> None:
     assert len(FAMILIES[family]) > 0
-    for name, member in FAMILIES[family].items():
-        assert FAMILIES[family].load(name) is not None and member.summary
+    for name in FAMILIES[family]:
+        assert FAMILIES[family].load(name) is not None
 
 
 def test_members_are_of_one_kind() -> None:
