@@ -328,10 +328,11 @@ def _is_found(pattern: Any, text: str) -> bool:
 
 
 def _contains(expected: Any, given: Any, *, case: bool) -> bool:
+    if expected is UNRESOLVED:
+        return False
     if isinstance(given, str):
         text = format_value(expected)
-        is_in = text in given if case else text.casefold() in given.casefold()
-        return expected is not UNRESOLVED and is_in
+        return text in given if case else text.casefold() in given.casefold()
     if is_json_object(given):
         return _has_fields(expected, given)
     if is_json_array(given):

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcpagent.core.matching import UNRESOLVED, argument_score, call_matches, rule_problems, values_equal
+from mcpagent.core.matching import (
+    UNRESOLVED,
+    argument_score,
+    call_matches,
+    resolve_rules,
+    rule_problems,
+    values_equal,
+)
 from mcpagent.core.tasks import PlanStep
 from mcpagent.core.tools import ToolCall
 
@@ -96,6 +103,12 @@ def test_rules_widen_what_is_acceptable() -> None:
     assert matches({"ticker": "the AAPL stock", "limit": 5}, {"ticker": {"regex": r"\bAAPL\b"}})
     assert not matches({"ticker": "AAPLE", "limit": 5}, {"ticker": {"regex": r"\bAAPL\b"}})
     assert matches({"ticker": "AAPL", "limit": 5, "page": 2}, {"page": {"optional": True}})
+
+
+@pytest.mark.parametrize("name", ["contains", "regex", "length"])
+def test_a_rule_whose_reference_has_no_result_yet_accepts_nothing(name: str) -> None:
+    rules = resolve_rules({"ticker": {name: "${step9.ticker}"}}, {})
+    assert not matches({"ticker": "AAPL", "limit": 5}, rules)
 
 
 def test_the_argument_score_is_the_share_of_right_names_in_the_union() -> None:
