@@ -87,17 +87,17 @@ MAX_JSON_DEPTH = 50  # serialisers and servers fail on deep nesting; no tool ask
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not a JSON value")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+JSON_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # RFC 8259: neither NaN nor Infinity
 
 
 def decode_model_json(text: str, position: int = 0, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, int]:
     """Return the JSON value that begins at `position` and where it ends. Raises ValueError, which says
     what is wrong with it."""
     try:
-        value, end = _DECODER.raw_decode(text, position)
+        value, end = JSON_DECODER.raw_decode(text, position)
         # An escaped lone surrogate cannot be stored or sent, and 1e999 decodes to infinity.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         is_deep = _is_deeper(value, max_depth)

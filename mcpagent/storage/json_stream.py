@@ -12,11 +12,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
 from mcpagent.core.records import JsonObject, shown_value
+from mcpagent.core.values import JSON_DECODER
 from mcpagent.errors import UserError
 
 _BUFFER_BYTES = 1 << 17
@@ -209,7 +210,7 @@ def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
     """Return the object on one line of a JSONL file. Raises UserError."""
     where = f"{path}:{line}"
     try:
-        value = _DECODER.decode(raw.decode("utf-8"))
+        value = JSON_DECODER.decode(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(
             f"is not UTF-8 text (byte {error.start} of the line)", where=where, remedy="save it as UTF-8"
@@ -228,13 +229,6 @@ def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
     except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
         raise UserError(f"broken JSON: {error}", where=where, remedy="fix or delete that line") from None
     return _object(value, where)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _too_long(what: str, longest: int, *, where: str) -> UserError:
@@ -288,7 +282,7 @@ def _array(raw: bytearray, path: Path, *, line: int) -> Iterator[Located]:
         is_next = text[position] != "]"
         while is_next:
             line, counted = line + text.count("\n", counted, position), position
-            record, end = _DECODER.raw_decode(text, position)
+            record, end = JSON_DECODER.raw_decode(text, position)
             yield Located(line, _object(record, f"{path}:{line}"))
             position = _next_place(text, end)
             if is_next := text[position] == ",":

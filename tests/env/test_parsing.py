@@ -61,7 +61,7 @@ def test_several_calls_keep_their_order_and_get_ids() -> None:
         ('<tool_call>{"arguments": {}}</tool_call>', 'no "name"'),
         ('<tool_call>{"name": "", "arguments": {}}</tool_call>', 'no "name"'),
         ('<tool_call>{"name": "q", "arguments": [1]}</tool_call>', "must be a JSON object"),
-        ('<tool_call>{"name": "q", "arguments": {"x": NaN}}</tool_call>', "NaN is not JSON"),
+        ('<tool_call>{"name": "q", "arguments": {"x": NaN}}</tool_call>', "NaN is not a JSON value"),
         ('<tool_call>{"name": "q", "arguments": {"x": 1e999}}</tool_call>', "not JSON compliant"),
         ('<tool_call>{"name": "q", "arguments": {"x": "\\ud800"}}</tool_call>', "invalid JSON"),
         ('{"name": "quote", "arguments": {}}</tool_call>', "without an opening tag"),
