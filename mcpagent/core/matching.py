@@ -34,6 +34,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from enum import Enum, auto
 from typing import Any, Final
 
 from mcpagent.core.patterns import PatternError, pattern_found, pattern_problem
@@ -57,22 +58,16 @@ _REPLACING = ("regex", "contains", "length")  # they say what a value is like, n
 _BEFORE = frozenset({"increased_by", "unchanged"})
 
 
-class UnresolvedReference:
-    """Stands for a gold value whose step reference has no result yet; equal to no argument."""
+class Absent(Enum):
+    """Stands for a gold value whose step reference has no result yet, which equals no argument, and for a
+    value that does not exist at its path."""
 
-    def __repr__(self) -> str:
-        return "UNRESOLVED"
-
-
-class Missing:
-    """Stands for a value that does not exist at its path."""
-
-    def __repr__(self) -> str:
-        return "MISSING"
+    UNRESOLVED = auto()
+    MISSING = auto()
 
 
-UNRESOLVED: Final = UnresolvedReference()
-MISSING: Final = Missing()
+UNRESOLVED: Final = Absent.UNRESOLVED
+MISSING: Final = Absent.MISSING
 _PART = re.compile(r"""\[\s*(?:"([^"]*)"|'([^']*)'|(-?[0-9]+))\s*\]|([^.\[\]]+)""")
 
 
