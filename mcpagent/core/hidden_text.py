@@ -65,12 +65,6 @@ def entity(mark: str) -> str:
     return _ENTITIES.get(mark[0], f"&#{ord(mark[0])};") + mark[1:]
 
 
-def schema_without_hidden(schema: Any) -> tuple[Any, int]:
-    """Return a JSON schema whose texts hide nothing, and how many characters that took. Names and data
-    stay."""
-    return over_schema_texts(schema, without_hidden)
-
-
 def over_schema_texts(schema: Any, change: Callable[[str], tuple[str, int]]) -> tuple[Any, int]:
     """Return a JSON schema with `change` made to its descriptions and titles, which gives the new text and
     a count; and the sum of the counts. Names and data stay."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 from mcp.types import Tool
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
-from mcpagent.core.hidden_text import illegible_name, is_legible, schema_without_hidden, without_hidden
+from mcpagent.core.hidden_text import illegible_name, is_legible, over_schema_texts, without_hidden
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
@@ -229,7 +229,7 @@ class StartedServer:
             }
         )
         description, removed = without_hidden(spec.description)
-        schema, removed_inside = schema_without_hidden(spec.input_schema)
+        schema, removed_inside = over_schema_texts(spec.input_schema, without_hidden)
         if removed + removed_inside:
             self._on_note(
                 f"tool {spec.dotted}: {removed + removed_inside} invisible characters were removed from its "

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mcpagent.core.hidden_text import schema_without_hidden, without_hidden
+from mcpagent.core.hidden_text import over_schema_texts, without_hidden
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.tools.pool import ToolPool
@@ -115,7 +115,7 @@ def test_a_tool_whose_name_hides_something_is_left_out(hidden: str) -> None:
 
 def test_a_property_called_description_is_no_text() -> None:
     schema = {"properties": {"description": {"type": "string", "enum": ["a\u200b"]}}, "title": "T\u200b"}
-    cleaned, removed = schema_without_hidden(schema)
+    cleaned, removed = over_schema_texts(schema, without_hidden)
     assert cleaned == {**schema, "title": "T"}
     assert removed == 1
 
