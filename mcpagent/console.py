@@ -102,7 +102,7 @@ class Console:
         """Print blocks as a person reads them; with `is_json` to stderr."""
         for block in blocks:
             if isinstance(block, Table):
-                self.table(block.title, block.columns, block.rows, is_text=block.is_text)
+                self._out.print(_drawn(block))
             elif isinstance(block, Facts):
                 rows = [(name, text) for name, text in block.rows if text is not None]
                 width = max([8, *(len(name) for name, _ in rows)])
@@ -145,17 +145,6 @@ class Console:
         """Print an error without a JSON document."""
         text = _wrapped(f"error: {shown(text)}", self._err).removeprefix("error:")
         self._err.print(f"[bold red]error:[/]{escape(text)}", soft_wrap=True)
-
-    def table(
-        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_text: bool = False
-    ) -> None:
-        """Print a table of the result; the first column is text, the others align right unless `is_text`."""
-        table = rich.table.Table(title=escape(shown(title)), title_justify="left")
-        for index, column in enumerate(columns):
-            table.add_column(escape(shown(column)), justify="left" if is_text or index == 0 else "right")
-        for row in rows:
-            table.add_row(*(escape(shown(str(cell))) for cell in row))
-        self._out.print(table)
 
     @contextmanager
     def progress(self, title: str, *, total: int | None = None) -> Iterator[Advance]:
@@ -206,6 +195,15 @@ class Console:
             thread.join()
         latest[0] = ""
         line()
+
+
+def _drawn(table: Table) -> rich.table.Table:
+    drawn = rich.table.Table(title=escape(shown(table.title)), title_justify="left")
+    for index, column in enumerate(table.columns):
+        drawn.add_column(escape(shown(column)), justify="left" if table.is_text or index == 0 else "right")
+    for row in table.rows:
+        drawn.add_row(*(escape(shown(str(cell))) for cell in row))
+    return drawn
 
 
 class ProgressRate:

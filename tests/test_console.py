@@ -16,7 +16,7 @@ from mcpagent.errors import UserError
 def test_stdout_holds_one_json_document_and_stderr_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(is_json=True)
     console.note("loading [a/b]")
-    console.table("Results", ["kind", "rate"], [["simple", 0.5]])
+    console.show_blocks([Table("Results", ["kind", "rate"], [["simple", 0.5]])])
     console.say("done")
     with console.progress("evaluating", total=2) as advance:
         advance()
@@ -31,7 +31,7 @@ def test_stdout_holds_one_json_document_and_stderr_the_rest(capsys: pytest.Captu
 
 def test_without_json_the_result_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
-    console.table("Results", ["kind", "rate"], [["[bold]simple", 0.5]])
+    console.show_blocks([Table("Results", ["kind", "rate"], [["[bold]simple", 0.5]])])
     console.say("next: mcpagent report [RUN]")
     out, err = capsys.readouterr()
     assert "[bold]simple" in out and "next: mcpagent report [RUN]" in out and err == ""
