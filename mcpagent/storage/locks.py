@@ -54,7 +54,7 @@ def holder(folder: Path) -> JsonObject | None:
         with FileLock(lock, timeout=0, preserve_lock_file=True):
             return None
     except Timeout:
-        return _read(lock)
+        return read_json_object(lock)
     except OSError:
         return None
 
@@ -86,7 +86,7 @@ def _locked(lock: Path, *, what: Path) -> Iterator[None]:
         try:
             mutex.acquire()
         except Timeout:
-            process = _read(lock)
+            process = read_json_object(lock)
             raise InUseError(
                 f"is in use by another process{_described(process)}",
                 where=str(what),
@@ -112,10 +112,12 @@ def _say_who(descriptor: int) -> None:
     os.pwrite(descriptor, json.dumps(this_process()).encode() + b"\n", 0)
 
 
-def _read(lock: Path) -> JsonObject:
+def read_json_object(path: Path) -> JsonObject:
+    """Return the JSON object that a process keeps in a file; empty while it is being written, or is not
+    there."""
     try:
-        document = json.loads(lock.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it is being written
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -17,7 +17,7 @@ from typing import Literal
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import InUseError, MCPAgentError, UserError
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.locks import LOCK_NAME, holder, locked_folder, this_process
+from mcpagent.storage.locks import LOCK_NAME, holder, locked_folder, read_json_object, this_process
 from mcpagent.storage.run_folder import STATUS_NAME, RunFolder, has_not_begun, not_empty
 
 RunState = Literal["running", "finished", "interrupted", "failed"]
@@ -45,7 +45,8 @@ def last_run(parent: Path, *, kind: str) -> Path:
     candidates = [
         (match[1], len(match[2]), match[2], path)
         for path in (parent.iterdir() if parent.is_dir() else ())
-        if (match := _DEFAULT_NAME.fullmatch(path.name)) and _status(path).get("kind") == kind
+        if (match := _DEFAULT_NAME.fullmatch(path.name))
+        and read_json_object(path / STATUS_NAME).get("kind") == kind
     ]
     if not candidates:
         raise UserError(
@@ -191,7 +192,7 @@ def list_runs(parent: Path) -> list[RunInfo]:
 
 
 def _info(folder: Path) -> RunInfo:
-    run, status, process = RunFolder(folder), _status(folder), holder(folder)
+    run, status, process = RunFolder(folder), read_json_object(folder / STATUS_NAME), holder(folder)
     metrics = run.metrics()
     steps = metrics[-1]["step"] if metrics else 0
     success, of = success_of(run)
@@ -233,14 +234,6 @@ def _state(status: JsonObject) -> RunState:
     """Of a run that no process writes: a killed one leaves "running"."""
     state = status.get("state")
     return state if state in ("finished", "failed") else "interrupted"
-
-
-def _status(folder: Path) -> JsonObject:
-    try:
-        document = json.loads((folder / STATUS_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _letters() -> Iterator[str]:
