@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mcpagent.config.named_parts import is_built
-from mcpagent.config.schema import GrpoConfig, RewardConfig, TrainConfig, VllmConfig
+from mcpagent.config.schema import LoraConfig, RewardConfig, TrainConfig, VllmConfig
 from mcpagent.config.sections import JudgeConfig
 
 
@@ -232,59 +232,37 @@ def _batches(config: TrainConfig) -> Iterator[ConfigFinding]:
 def idle(config: TrainConfig) -> dict[str, str]:
     """Dotted keys that have no effect in this config, and why."""
     reasons: dict[str, str] = {}
+
+    def mark(section: str, names: Iterable[str], why: str) -> None:
+        reasons.update({f"{section}.{name}": why for name in names})
+
     if config.algorithm == "grpo":
-        for name, why in _idle_objective(config.grpo):
-            reasons[f"grpo.{name}"] = why
+        grpo = config.grpo
+        if grpo.advantage != "gae":
+            why = f"grpo.advantage is {grpo.advantage}, which has no value head and no discount; gae has both"
+            mark("grpo", ("gamma", "lambda_gae", "value_loss_coef", "value_learning_rate"), why)
+        if grpo.advantage == "rloo":
+            why = "the advantage rloo is never divided by a standard deviation"
+            mark("grpo", ("normalize_advantages",), why)
+        if grpo.loss == "cispo":
+            why = "the loss cispo has one upper bound only: grpo.clip_ratio_high"
+            mark("grpo", ("clip_ratio", "dual_clip"), why)
+        if grpo.reference != "ema":
+            mark("grpo", ("reference_update_every",), f"grpo.reference is {grpo.reference}, not ema")
     if config.judge.model is None:
-        for name in JudgeConfig.model_fields.keys() - {"model"}:
-            reasons[f"judge.{name}"] = "judge.model is not set, so that no judge is asked"
+        names = JudgeConfig.model_fields.keys() - {"model"}
+        mark("judge", names, "judge.model is not set, so that no judge is asked")
     if config.tools.discovery == "all":
-        reasons["tools.pinned"] = "tools.discovery is all, which offers every tool; search offers these few"
-    for name, why in _idle_engine(config):
-        reasons[f"vllm.{name}"] = why
-    if config.finetune.mode == "full":
-        for name in ("r", "alpha", "dropout", "target_modules"):
-            reasons[f"lora.{name}"] = "finetune.mode is full"
-    if config.tools.servers is not None:
-        for name in ("builtin", "limited", "upstream"):
-            reasons[f"tools.{name}"] = "it is for the built-in servers, and tools.servers names others"
-    return reasons
-
-
-def _idle_engine(config: TrainConfig) -> Iterator[tuple[str, str]]:
+        why = "tools.discovery is all, which offers every tool; search offers these few"
+        mark("tools", ("pinned",), why)
     if config.rollout.backend == "hf":
-        for name in VllmConfig.model_fields:
-            yield name, "rollout.backend is hf"
+        mark("vllm", VllmConfig.model_fields, "rollout.backend is hf")
     elif config.vllm.servers:
-        for name in VllmConfig.model_fields.keys() - {"servers"}:
-            yield name, "vllm.servers names servers, which were started with settings of their own"
-
-
-def _idle_objective(grpo: GrpoConfig) -> Iterator[tuple[str, str]]:
-    is_gae, is_ema = grpo.advantage == "gae", grpo.reference == "ema"
-    rules: list[tuple[bool, tuple[str, ...], str]] = [
-        (
-            is_gae,
-            ("gamma", "lambda_gae", "value_loss_coef", "value_learning_rate"),
-            f"grpo.advantage is {grpo.advantage}, which has no value head and no discount; gae has both",
-        ),
-        (
-            grpo.advantage != "rloo",
-            ("normalize_advantages",),
-            "the advantage rloo is never divided by a standard deviation",
-        ),
-        (
-            grpo.loss != "cispo",
-            ("clip_ratio", "dual_clip"),
-            "the loss cispo has one upper bound only: grpo.clip_ratio_high",
-        ),
-        (
-            is_ema,
-            ("reference_update_every",),
-            f"grpo.reference is {grpo.reference}, not ema",
-        ),
-    ]
-    for is_used, names, why in rules:
-        if not is_used:
-            for name in names:
-                yield name, why
+        why = "vllm.servers names servers, which were started with settings of their own"
+        mark("vllm", VllmConfig.model_fields.keys() - {"servers"}, why)
+    if config.finetune.mode == "full":
+        mark("lora", LoraConfig.model_fields, "finetune.mode is full")
+    if config.tools.servers is not None:
+        why = "it is for the built-in servers, and tools.servers names others"
+        mark("tools", ("builtin", "limited", "upstream"), why)
+    return reasons
