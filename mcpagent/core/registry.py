@@ -113,11 +113,13 @@ ENGINES = Family(
 # For annotations: pydantic sees the names, a type checker strings, since it cannot read a list.
 if TYPE_CHECKING:
     AdvantageName = LossName = KLName = ToolFormat = BackendName = TrackerName = EngineName = str
+    RewardMethodName = str
 else:
     AdvantageName = Literal[tuple(ADVANTAGES)]
     LossName = Literal[tuple(LOSSES)]
     KLName = Literal[tuple(KL_ESTIMATORS)]
     ToolFormat = Literal[TOOL_FORMATS]
+    RewardMethodName = Literal[tuple(REWARD_METHODS)]
     BackendName = Literal[("auto", *BACKENDS)]
     TrackerName = Literal[tuple(TRACKERS)]
     EngineName = Literal[("auto", *ENGINES)]

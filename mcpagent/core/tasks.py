@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import Field, field_validator
 
 from mcpagent.core.records import JsonObject, OpenRecord, Record
-from mcpagent.core.registry import REWARD_METHODS
+from mcpagent.core.registry import RewardMethodName
 
 Complexity = Literal["simple", "moderate", "complex"]
 
@@ -164,20 +164,11 @@ class GroundTruth(OpenRecord):
     judge_rubric: str | JsonObject | None = None  # what a judge goes by, also as criteria; None: any task's
 
 
-# The names that `reward_spec.method` may have; `mcpagent.reward.record` has the grader of each.
-
-
-def _known_method(value: str) -> str:
-    if value not in REWARD_METHODS:
-        raise ValueError(f"{value!r} is not a reward method; there is {', '.join(REWARD_METHODS)}")
-    return value
-
-
 class RewardSpec(OpenRecord):
     """`method` names the scoring: `rule` is the deterministic reward of `mcpagent.reward`, `judge` asks a
     model, `rule+judge` asks it about what the rule finds right."""
 
-    method: Annotated[str, AfterValidator(_known_method)] = "rule"
+    method: RewardMethodName = "rule"
     ground_truth: GroundTruth
 
 
