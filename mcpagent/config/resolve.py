@@ -20,22 +20,6 @@ class PromptsPerUpdate:
     prompts: Any
 
 
-@dataclass(frozen=True)
-class NoEffect:
-    """A key that needs no setting here. Its `silent` value asks for nothing else; any other is noted."""
-
-    reason: str
-    silent: Any = None
-
-
-@dataclass(frozen=True)
-class OnlyValue:
-    """A key with one meaningful value."""
-
-    value: Any
-    reason: str
-
-
 # Familiar key -> the key that it means.
 ALIASES: dict[str, str] = {
     "lora.enabled": "finetune.mode",
@@ -80,21 +64,25 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "lora.enabled": _mode_of_lora_enabled,
     "rollout.minibatch_size": PromptsPerUpdate,
 }
-NO_EFFECT: dict[str, NoEffect] = {
-    "model.pad_token_id": NoEffect("what is padded is masked, whatever the token"),
-    "rollout.num_workers": NoEffect(
+# Keys that need no setting here: the value that asks for nothing else, and why any other changes nothing.
+NO_EFFECT: dict[str, tuple[Any, str]] = {
+    "model.pad_token_id": (None, "what is padded is masked, whatever the token"),
+    "rollout.num_workers": (
+        None,
         "one thread drives every episode and no worker waits for a tool; rollout.num_envs is how many "
-        "episodes run at once"
+        "episodes run at once",
     ),
-    "rollout.max_episodes_per_update": NoEffect(
-        "a step is made of training.batch_size x rollout.group_size episodes"
+    "rollout.max_episodes_per_update": (
+        None,
+        "a step is made of training.batch_size x rollout.group_size episodes",
     ),
-    "rollout.return_token_logprobs": NoEffect("training always takes the sampler's logprobs", silent=True),
-    "vllm.enabled": NoEffect("rollout.backend chooses the engine"),
+    "rollout.return_token_logprobs": (True, "training always takes the sampler's logprobs"),
+    "vllm.enabled": (None, "rollout.backend chooses the engine"),
 }
-ONLY_VALUES: dict[str, OnlyValue] = {
-    "rollout.top_k": OnlyValue(0, "to cut the tail where nothing is trained, use rollout.top_p"),
-    "tools.enabled": OnlyValue(True, "an agent is trained on its tool calls, so leave this key out"),
+# Keys with one meaningful value, and why.
+ONLY_VALUES: dict[str, tuple[Any, str]] = {
+    "rollout.top_k": (0, "to cut the tail where nothing is trained, use rollout.top_p"),
+    "tools.enabled": (True, "an agent is trained on its tool calls, so leave this key out"),
 }
 # Environment variables that users of this family of tools set, and the keys that they stand for if those
 # are not set. Those of trackers count if a tracker is named.
@@ -198,15 +186,13 @@ def resolve_entries(entries: Iterable[Entry]) -> Layer:
         spelled = full_spelling(entry.key)
         dotted = ".".join(spelled)
         if dotted in NO_EFFECT:
-            without_effect = NO_EFFECT[dotted]
-            if entry.value != without_effect.silent:
-                layer.notes.append(no_effect(entry, without_effect.reason))
+            silent, why = NO_EFFECT[dotted]
+            if entry.value != silent:
+                layer.notes.append(no_effect(entry, why))
         elif dotted in ONLY_VALUES:
-            only = ONLY_VALUES[dotted]
-            if entry.value != only.value:
-                layer.problems.append(
-                    refusal(entry, f"it can only be {shown_value(only.value)}: {only.reason}")
-                )
+            only, why = ONLY_VALUES[dotted]
+            if entry.value != only:
+                layer.problems.append(refusal(entry, f"it can only be {shown_value(only)}: {why}"))
         else:
             _take(layer, entry, spelled)
     return layer
