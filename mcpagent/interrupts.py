@@ -72,11 +72,19 @@ def held_back(
     on_interrupt: Callable[[], None], *, echo_s: float | None = None
 ) -> Iterator[Callable[[], bool]]:
     """Holds the first interrupt back and says afterwards, through what it gives, whether there was one; a
-    second one raises Abandoned at once. `echo_s` is that of `handled_by`."""
+    second one raises Abandoned at once. One that follows another within `echo_s` seconds (None: as they come
+    from one sender) is the same one. Outside of the main thread it does nothing."""
     asked = False
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: asked
+        return
 
-    def hold() -> None:
+    def hold(number: int, _frame: Any) -> None:
+        global _asked
         nonlocal asked
+        if _is_echo(number, echo_s):
+            return
+        _asked = True
         if asked:
             abandon()
         asked = True
@@ -85,31 +93,12 @@ def held_back(
         except RuntimeError:  # it came in the middle of a line, and what writes that cannot be entered twice
             threading.Thread(target=on_interrupt, name="note of the interrupt").start()
 
-    with handled_by(hold, echo_s=echo_s):
-        yield lambda: asked
-
-
-@contextmanager
-def handled_by(on_signal: Callable[[], None], *, echo_s: float | None = None) -> Iterator[None]:
-    """Calls `on_signal` for each of the three signals inside the block, but for those that follow another one
-    within `echo_s` seconds (None: as they come from one sender); outside of the main thread it does
-    nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, _frame: Any) -> None:
-        global _asked
-        if not _is_echo(number, echo_s):
-            _asked = True
-            on_signal()
-
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(number, handle)
-        yield
+                signal.signal(number, hold)
+        yield lambda: asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -162,9 +151,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _is_echo(number: int, within_s: float | None = None) -> bool:
     global _last_s
-    if within_s is None:
-        within_s = (
-            0.0 if number == signal.SIGINT else _ECHO_S
-        )  # only the person who pressed it repeats a Ctrl-C
+    if within_s is None:  # only the person who pressed it repeats a Ctrl-C
+        within_s = 0.0 if number == signal.SIGINT else _ECHO_S
     before, _last_s = _last_s, time.monotonic()
     return before is not None and _last_s - before < within_s
