@@ -162,7 +162,7 @@ def test_a_run_says_how_it_ended_and_a_resume_goes_on(settings: list[str], tmp_p
     assert "ended       after step 1: completed" in done.stdout
     rows = [line.split() for line in done.stderr.splitlines()]
     head = next(i for i, row in enumerate(rows) if row[:2] == ["step", "reward"])
-    assert rows[head] == ["step", "reward", "success", "KL", "length", "tokens/s", "left"]
+    assert rows[head] == ["step", "reward", "success", "KL", "length", "tokens/s"]
     step = next(row for row in rows[head + 1 :] if row[:1] == ["1"])
     record = RunFolder.open(tmp_path / "train").metrics()[0]
     shown = [f"{record['reward_mean']:.3f}", "0%", f"{record['tokens'] / record['episodes']:.0f}"]
@@ -197,7 +197,8 @@ def test_a_supervised_run_tells_what_its_demonstrations_asked_of_the_servers(
     run = RunFolder.open(tmp_path / "train")
     played = read_trajectories(run.trajectories / "demonstrations.jsonl.zst", with_tokens=False)
     calls = sum(len(t.tool_results) + len(t.state_results) for t in played)
-    told = [PoolMetrics.model_validate(record["tool_metrics"]).calls for record in run.metrics()]
+    counted = [PoolMetrics.model_validate(record["tool_metrics"]).servers for record in run.metrics()]
+    told = [sum(tool.calls for server in servers for tool in server.tools) for servers in counted]
     assert told == [calls, calls] != [0, 0], "each part made them anew"
 
 

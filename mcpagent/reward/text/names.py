@@ -82,7 +82,8 @@ def name_spans(value: str, text: str) -> list[Span]:
         spans = [(a, b) for a, b in spans if _OPERATOR.findall(text[a:b]) == marks]
     if lead := _LEADING_MARKS.match(value):  # ">=0.9", "/etc"
         marks = re.compile(rf"{re.escape(lead[0])} ?$")
-        spans = [(found.start() if (found := marks.search(text[:a])) else a, b) for a, b in spans]
+        leads = [marks.search(text[:start]) for start, _ in spans]
+        spans = [(before.start() if before else a, b) for before, (a, b) in zip(leads, spans, strict=True)]
     return _outermost(spans)
 
 
