@@ -190,7 +190,7 @@ def gold_conversation(
     offered = [*tools, _SCHEMA]
     dialect = DIALECT_OF[renderer.tool_format]
     called = (GOLD_TOOL.name, GOLD_ARGUMENTS)
-    writes = renderer.instruction is None and renderer.call_text(*called, offered) is not None
+    writes = renderer.instruction is None and renderer.format.call_text(*called, offered) is not None
     calling = calling_message(called) if writes else {"role": "assistant", "content": dialect.write([called])}
     answer: JsonObject = {"role": "assistant", "content": "It is 5."}
     messages: list[JsonObject] = [{"role": "user", "content": "What is it worth?"}]
@@ -210,13 +210,14 @@ def gold_conversation(
 def _gold_turn(renderer: Renderer, turn: JsonObject, offered: Sequence[JsonObject]) -> tuple[JsonObject, str]:
     """Return the turn after a thought if the template knows them, and as the template has a model write
     it."""
-    thinking = {**turn, **thought("I look.")} if renderer.has_reasoning else turn
+    thinking = {**turn, **thought("I look.")} if renderer.format.has_reasoning else turn
     for message in (thinking, turn):
         text = renderer.turn_text(message, offered)
         if text is not None:
             return message, text
     # The generation header opens a thought that the rendering of a message does not have (DeepSeek).
-    return turn, str(turn["content"]) or renderer.call_text(GOLD_TOOL.name, GOLD_ARGUMENTS, offered) or ""
+    call = renderer.format.call_text(GOLD_TOOL.name, GOLD_ARGUMENTS, offered)
+    return turn, str(turn["content"]) or call or ""
 
 
 def rewritten(text: str, tool_format: str) -> str:
@@ -230,7 +231,7 @@ def rewritten(text: str, tool_format: str) -> str:
 def _own_dialect(renderer: Renderer, *, is_needed: bool) -> Dialect | None:
     """Return the dialect that the template itself writes, None if it writes no calls. Raises UserError if
     `is_needed` and nothing here reads what it writes."""
-    written = renderer.call_text(GOLD_TOOL.name, GOLD_ARGUMENTS, [_SCHEMA])
+    written = renderer.format.call_text(GOLD_TOOL.name, GOLD_ARGUMENTS, [_SCHEMA])
     if written is None:
         return None
     dialect = read_back(written)

@@ -67,11 +67,11 @@ class Renderer:
                 remedy="use an instruction-tuned model, or set model.tokenizer to one with a chat template",
             )
         self.control_tokens: tuple[str, ...] = self._control_tokens()
-        self._format = ChatFormat(
+        self.format = ChatFormat(
             tokenizer, name=name, control=self.control_tokens, is_told=instruction is not None
         )
-        self.has_tools = self._format.has_tools
-        ends = [self._format.answer_end.text, self._format.call_end.text]
+        self.has_tools = self.format.has_tools
+        ends = [self.format.answer_end.text, self.format.call_end.text]
         self._answer_end_id, self._call_end_id = tokenizer.convert_tokens_to_ids(ends)
         self._text_of_stop: dict[int, str] = {
             tokenizer.convert_tokens_to_ids(text): text
@@ -123,7 +123,7 @@ class Renderer:
 
     def suffix_text(self, observations: Sequence[JsonObject]) -> str:
         """Return the suffix as text, for tokenizer training and for people."""
-        return self._format.between(_said(observations))
+        return self.format.between(_said(observations))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return text of a sampled turn, special tokens visible, the end-of-turn token dropped."""
@@ -134,7 +134,7 @@ class Renderer:
 
     def render_text(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> str:
         """Return the prompt as text, for tokenizer training and for people."""
-        return self._format.render(*self._with_tools(messages, tools), generation=True)
+        return self.format.render(*self._with_tools(messages, tools), generation=True)
 
     def full_ids(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> tuple[int, ...]:
         """Return a whole conversation rendered and tokenised anew, as a server does that is sent messages;
@@ -145,22 +145,12 @@ class Renderer:
         try:
             return self._encode_veiled(self.render_text(hidden, veil.over(list(tools))), veil)
         except TEMPLATE_ERRORS as error:
-            raise self._format.refusal(f"cannot render a whole conversation: {error}") from error
-
-    @property
-    def has_reasoning(self) -> bool:
-        """Whether the template shows the thought of the last assistant message."""
-        return self._format.has_reasoning
-
-    def call_text(self, name: str, arguments: JsonObject, tools: Sequence[JsonObject]) -> str | None:
-        """Return what the template has the model write for a call, without the end of the turn; None if
-        the template writes no calls."""
-        return self._format.call_text(name, arguments, tools)
+            raise self.format.refusal(f"cannot render a whole conversation: {error}") from error
 
     def turn_text(self, message: JsonObject, tools: Sequence[JsonObject]) -> str | None:
         """Return what the template has the model write for an assistant's message after the generation
         header, without the token that ends it; None if the two do not fit."""
-        return self._format.turn_text(message, self._with_tools((message,), tools)[1])
+        return self.format.turn_text(message, self._with_tools((message,), tools)[1])
 
     def _compute_prompt(self, messages_json: str, tools_json: str) -> tuple[int, ...]:
         """Control tokens that a message or a tool spells stay text, as in a suffix. In a system message too:
@@ -171,7 +161,7 @@ class Renderer:
             text = self.render_text(veil.over(messages), veil.over(tools))
         except TEMPLATE_ERRORS as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise self._format.refusal(f"cannot render a prompt of messages ({roles}): {error}") from error
+            raise self.format.refusal(f"cannot render a prompt of messages ({roles}): {error}") from error
         return self._encode_veiled(text, veil)
 
     def _with_tools(
@@ -184,7 +174,7 @@ class Renderer:
     def _compute_suffix(self, said: tuple[Said, ...], ended_by: str | None) -> tuple[int, ...]:
         veil = self._veil(*(text for one in said for text in (one.name, one.content)))
         hidden = [Said(role=s.role, content=veil.over(s.content), name=veil.over(s.name)) for s in said]
-        return self._encode_veiled(self._format.between(hidden, ended_by=ended_by), veil)
+        return self._encode_veiled(self.format.between(hidden, ended_by=ended_by), veil)
 
     def _encode_veiled(self, text: str, veil: _Veil) -> tuple[int, ...]:
         """Encode what was hidden in two pieces, neither of which is the control token."""
@@ -213,7 +203,7 @@ class Renderer:
         """Tags by which the template, or the dialect that is taught, tells turns, calls and results apart,
         and which are text for the tokenizer: only their spelling shows whose they are. Longest first."""
         told = self.instruction or _HERMES_INSTRUCTION
-        shown = RESULT_TAGS if self._format.results_as_user else ""
+        shown = RESULT_TAGS if self.format.results_as_user else ""
         source = f"{self.tokenizer.chat_template}\n{told}\n{shown}"
         marks = {mark for mark in _TAG.findall(source) if mark not in self.control_tokens}
         return tuple(sorted(marks, key=lambda mark: (-len(mark), mark)))
@@ -222,10 +212,8 @@ class Renderer:
         return _Veil(self._foreign, frozenset(self.control_tokens), *texts)
 
     def _encode(self, text: str) -> list[int]:
-        if not text.isascii():
-            text = text.encode(
-                "utf-8", "replace"
-            ).decode()  # half a surrogate pair is not text to a tokenizer
+        if not text.isascii():  # half a surrogate pair is not text to a tokenizer
+            text = text.encode("utf-8", "replace").decode()
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -213,7 +213,7 @@ def episode_drift(renderer: Renderer, episode: Trajectory) -> TokenDrift:
 def _knows_calls(renderer: Renderer) -> bool:
     """Return whether a chat API with this template takes calls as such; otherwise, also if the dialect was
     taught in the system message, they are text."""
-    return renderer.instruction is None and renderer.call_text("look", {}, ()) is not None
+    return renderer.instruction is None and renderer.format.call_text("look", {}, ()) is not None
 
 
 def _said(text: str, tool_format: str, *, calls: bool) -> JsonObject:
