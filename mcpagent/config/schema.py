@@ -371,9 +371,8 @@ class SftConfig(Section):
     curriculum: Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")] | None = None
     curriculum_steps: Count = 0  # steps on its samples alone, before the first demonstration
     curriculum_mix: Count = 0  # samples of it that join each batch of demonstrations afterwards
-    stop_early: Share = (
-        0.0  # share of multi-step demonstrations that are cut short, for a mixed-quality start
-    )
+    # Share of multi-step demonstrations that are cut short, for a mixed-quality start.
+    stop_early: Share = 0.0
     wrong_tool: Share = 0.0  # share of one-step demonstrations that use a sister tool
     # How often each task is demonstrated: flaws are drawn anew each time.
     demonstrations_per_task: PositiveInt = 1

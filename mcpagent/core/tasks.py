@@ -155,9 +155,8 @@ class GroundTruth(OpenRecord):
     state: dict[str, tuple[StateCheck, ...]] = {}
     setup: dict[str, tuple[StateCall, ...]] = {}
     user_turns: tuple[str, ...] = ()
-    tools_added: dict[
-        int, tuple[str, ...]
-    ] = {}  # by user turn, `server.tool` names that are offered from it on
+    # By user turn, `server.tool` names that are offered from it on.
+    tools_added: dict[int, tuple[str, ...]] = {}
     abstain: bool = False
     quiet_turns: tuple[int, ...] | None = None  # in which no call is right; None: see `reward.rule`
     reference_answer: str | None = None  # what a right final message says; may hold references

@@ -135,9 +135,8 @@ class Trajectory(Record):
     reward_terms: tuple[RewardTerm, ...] = ()
     state_results: tuple[ToolResult, ...] = ()  # the environment's own calls: set-up, state before and after
     read_only: tuple[str, ...] | None = None  # tools of the plan that only read, as their servers say
-    writing: tuple[
-        str, ...
-    ] = ()  # tools called that may change something, on servers that say which only read
+    # Tools called that may change something, on servers that say which only read.
+    writing: tuple[str, ...] = ()
     judgement: Judgement | None = None  # None: no judge was asked
     errors: tuple[str, ...] = ()
 

@@ -22,15 +22,11 @@ STATE_FOLDER = "trainer_state"  # in a checkpoint of a training run: optimiser, 
 STATE_FILE = f"{STATE_FOLDER}/state.json"
 SEAL_FILE = "sha256.json"  # the other files of a checkpoint by name
 _WEIGHTS = ("*.safetensors", "*.bin")
-_NOT_READ = (
-    "README.md",
-    "LICENSE",
-)  # besides hidden files: what may be added to a checkpoint, as no loader reads it
+# Besides hidden files: what may be added to a checkpoint, as no loader reads it.
+_NOT_READ = ("README.md", "LICENSE")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _CHOICE = re.compile(r"(.*)@(best|latest|[0-9]+)")
-_SETTLED_S = (
-    2.0  # a file that changed so lately could change again within one tick of the file system's clock
-)
+_SETTLED_S = 2.0  # what changed so lately could change again within one tick of the file system's clock
 
 
 @dataclass(frozen=True)
@@ -166,9 +162,8 @@ def damage(checkpoint: Path, *, only: str | None = None) -> str | None:
     return f"{added[0]} was added to it" if added else None
 
 
-_whole: dict[
-    Path, object
-] = {}  # what the files of checked folders looked like, for the length of the process
+# What the files of checked folders looked like, for the length of the process.
+_whole: dict[Path, object] = {}
 
 
 def verified(folder: Path) -> Path:
