@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +83,8 @@ class SkyrlEngine:
             watch.note(note)
         if (missing := self.why_not()) is not None:
             raise missing
-        with _opened(config, resume=resume) as (run, session):
+        with open_session(config, None, resume=resume, beside=()) as session:
+            run = RunFolder(session.folder)
             watch.on_folder(run.path)
             with run_log(run.path) as log:
                 watch = logged(watch, log)
@@ -212,12 +211,6 @@ def _absolute(tools: ToolsConfig) -> ToolsConfig:
         for name, section in tools.per_server.items()
     }
     return tools.model_copy(update=update)
-
-
-@contextmanager
-def _opened(config: TrainConfig, *, resume: bool) -> Iterator[tuple[RunFolder, RunSession]]:
-    with open_session(config, None, resume=resume, beside=()) as session:
-        yield RunFolder(session.folder), session
 
 
 def _with_model(config: TrainConfig, name: str) -> TrainConfig:

@@ -195,14 +195,10 @@ def _complete_adapter(draft: Path, *, base: str) -> None:
 
 def _best_step(run: RunFolder, *, until: int) -> int | None:
     """Return the step of the best evaluation so far that has a checkpoint."""
-    kept = {int(m[1]) for m in map(_STEP.fullmatch, _names(run.path / FOLDER)) if m}
+    kept = _exports(run.path / FOLDER)
     scores = [
         (record["validation_success_all"], -record["step"])
         for record in run.metrics()
         if "validation_success_all" in record and record["step"] <= until and record["step"] in kept
     ]
     return -max(scores)[1] if scores else None
-
-
-def _names(folder: Path) -> set[str]:
-    return {path.parent.name if path.is_file() else path.name for path in folder.glob("*/global_step_*")}
