@@ -159,9 +159,11 @@ class RequestPace:
         await self._limiters[loop].acquire()
 
 
-async def persist(attempt: Callable[[], Awaitable[T]], *, settings: LiveSettings, pace: RequestPace) -> T:
-    """Return what `attempt` returns, which is made again after a `Transient`. Raises UpstreamFailed at the
-    end."""
+async def persist(
+    attempt: Callable[[], Awaitable[Any]], shape: type[T], *, settings: LiveSettings, pace: RequestPace
+) -> T:
+    """Return the document that `attempt` returns, parsed as `shape`. It is made again after a `Transient`.
+    Raises UpstreamFailed at the end, and if the document has another shape."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + settings.deadline_s
     made, is_waiting = 0, True
@@ -173,7 +175,7 @@ async def persist(attempt: Callable[[], Awaitable[T]], *, settings: LiveSettings
                 await pace.wait()
                 is_waiting = False
                 try:
-                    return await attempt()
+                    return TypeAdapter(shape).validate_python(await attempt())
                 except Transient as transient:
                     failure = transient
                 asked_s = failure.retry_after_s
@@ -183,18 +185,19 @@ async def persist(attempt: Callable[[], Awaitable[T]], *, settings: LiveSettings
                     wait = f"; it asks to wait {asked_s:g} s" if asked_s else ""
                     raise UpstreamFailed(settings, f"{failure}{wait}")
                 await asyncio.sleep(pause_s)
+    except ValidationError as error:  # its values are not repeated
+        faults = [
+            f"{'.'.join(map(str, e['loc'])) or 'all'}: {e['msg']}" for e in error.errors()[:_MAX_FAULTS]
+        ]
+        raise UpstreamFailed(
+            settings, f"its answer is not shaped as documented ({'; '.join(faults)})"
+        ) from None
     except TimeoutError:
         rate = f" (its rate here is {pace.rate})" if is_waiting else ""
         why = f"{rate}; before that: {failure}" if failure else rate
         raise UpstreamFailed(
             settings, f"no answer within {settings.deadline_s:g} s{why}", code=REQUEST_TIMEOUT
         ) from None
-
-
-def misshapen(settings: LiveSettings, error: ValidationError) -> UpstreamFailed:
-    """An answer that is JSON, but not the documented one; the values in it are not repeated."""
-    faults = [f"{'.'.join(map(str, e['loc'])) or 'all'}: {e['msg']}" for e in error.errors()[:_MAX_FAULTS]]
-    return UpstreamFailed(settings, f"its answer is not shaped as documented ({'; '.join(faults)})")
 
 
 # They log whole URLs, and the key of fmp is in its URL.
@@ -252,11 +255,7 @@ class ApiClient:
                 raise Transient(f"the connection failed ({type(error).__name__})") from None
             return self._read(response)
 
-        document = await persist(attempt, settings=self._settings, pace=self._pace)
-        try:
-            return TypeAdapter(shape).validate_python(document)
-        except ValidationError as error:
-            raise misshapen(self._settings, error) from None
+        return await persist(attempt, shape, settings=self._settings, pace=self._pace)
 
     def _read(self, response: httpx.Response) -> Any:
         """Return the JSON of a good answer; every other answer by whose fault it is."""

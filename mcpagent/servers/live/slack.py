@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 
 from mcpagent.config.environment import environment
 from mcpagent.core.values import retry_after_s
@@ -27,7 +27,6 @@ from mcpagent.servers.live.client import (
     Transient,
     UpstreamFailed,
     json_of,
-    misshapen,
     persist,
 )
 from mcpagent.servers.names import live_variable
@@ -106,11 +105,7 @@ class SlackApi:
                 raise self._lost(method, type(error).__name__) from None
             return self._read(method, response)
 
-        document = await persist(attempt, settings=self._settings, pace=self._paces[method])
-        try:
-            return TypeAdapter(shape).validate_python(document)
-        except ValidationError as error:
-            raise misshapen(self._settings, error) from None
+        return await persist(attempt, shape, settings=self._settings, pace=self._paces[method])
 
     def _read(self, method: str, response: httpx.Response) -> Any:
         """Return the document of a good answer; every other answer by whose fault it is."""
