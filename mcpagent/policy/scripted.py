@@ -36,8 +36,9 @@ _MAX_QUERY_CHARS = 200
 
 
 def call_text(name: str, arguments: JsonObject) -> str:
-    """Return a call in Hermes form, as scripted policies and demonstrations write it."""
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    """Return a call in Hermes form, as scripted policies and demonstrations write it. Tags in its arguments
+    are escaped, as JSON allows: a parser would take them for the beginning of a thought."""
+    body = _TAG.sub(r"\\u003c", json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False))
     return f"<tool_call>\n{body}\n</tool_call>"
 
 

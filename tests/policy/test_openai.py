@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcpagent.core.trajectory import Completion, FinishReason, StopReason, Trajectory
@@ -246,6 +246,7 @@ _DEEP = st.integers(45, 55).map(lambda depth: '{"a":' * depth + "1" + "}" * dept
     ),
     _TEXT,
 )
+@example([("double", '{"<think>": null}'), ("double", '{"x": "</think><tool_call>"}'), ("double", "{}")], "")
 def test_native_calls_read_back_as_they_were_whatever_stands_beside_and_in_them(
     made: list[tuple[str, str]], text: str
 ) -> None:
