@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_a_server_that_dies_in_the_middle_masks_the_episodes_that_lost_a_call(tm
                     killed.append(process.pid)
                     # It is stopped first: its supervisor does not see the end before the call is sent.
                     os.kill(process.pid, signal.SIGSTOP)
-                    os.kill(process.pid, signal.SIGKILL)
+                    threading.Timer(1.0, os.kill, (process.pid, signal.SIGKILL)).start()
 
     maker = generator(ScriptedEngine(before=kill), tools, max_open=1, max_failed_share=1.0)
     output = play(maker, [row() for _ in range(4)])
