@@ -128,6 +128,12 @@ def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]
     count = document["trained"]["metrics"]["task_success"]["n"]
     title = f"{count} held-out tasks, before and after GRPO (95% intervals)"
     yield Table(title, ("", *(name.replace("_", " ") for name in sides)), rows)
+    before, after = (document[name]["metrics"]["task_success"]["value"] for name in ("warm_start", "trained"))
+    if after < before:
+        folder = shlex.quote(document["run_dir"])
+        lost = f"{100 * (before - after):.1f} points"
+        yield f"GRPO lost {lost} (greedy); the warm start is kept in {folder}/warm_start. More than chance?"
+        yield f"  mcpagent eval compare {folder}/eval/warm_start.json {folder}/eval/trained.json"
     calls = document["tool_calls"]
     counted = "" if calls["servers"] is None else f"; the servers counted {calls['servers']} calls"
     yield f"{calls['trajectories']} tool results over MCP in the trajectories{counted}"

@@ -35,3 +35,13 @@ def test_the_next_commands_use_the_servers_that_were_learned(servers: Path | Non
     (tools,) = [shlex.split(text) for _, text in facts.rows if text and "tools list" in text]
     named = [] if servers is None else ["--servers", str(servers)]
     assert tools == ["mcpagent", "tools", "list", *named]
+
+
+def test_a_loss_is_said_with_where_the_better_model_is() -> None:
+    worse = {**METRICS, "task_success": {"value": 0.31, "ci_low": 0.2, "ci_high": 0.4, "n": 40}}
+    assert not any("lost" in str(block) for block in result_blocks(DOCUMENT, None))
+    blocks = [*result_blocks({**DOCUMENT, "trained": {"metrics": worse}}, None)]
+    (said,) = [block for block in blocks if isinstance(block, str) and "lost" in block]
+    assert "19.0 points" in said and "outputs/own/warm_start" in said
+    compare = "mcpagent eval compare outputs/own/eval/warm_start.json outputs/own/eval/trained.json"
+    assert any(isinstance(block, str) and compare in block for block in blocks)
