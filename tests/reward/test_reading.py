@@ -904,6 +904,20 @@ def test_scaled_units_other_words_and_identifiers_are_told_apart(
             "It didn't fail.",
         ),
         (
+            {"type": "yes_no", "value": True},
+            "Did sample W-2305 pass the check?",
+            "W-2304: FAIL\nW-2305: PASS",
+            "It did not fail.",
+            "I doubt that it didn't fail.",
+        ),
+        (
+            {"type": "pairs", "value": {"amount": 5, "price": 12}},
+            "What are the amount and the price?",
+            "amount: 5\nprice: 12",
+            "A 5, P 12",
+            "It is a 12 for p 5.",
+        ),
+        (
             {"type": "set", "value": ["Africa/Lagos", "Africa/Nairobi"]},
             "Which of these have no daylight saving time: Lagos, Madrid, Nairobi?",
             "Africa/Lagos no\nEurope/Madrid yes\nAfrica/Nairobi no",

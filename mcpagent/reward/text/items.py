@@ -104,7 +104,7 @@ def _initials(thing: str, things: list[str], text: str) -> list[Span]:
     """Where a text says a thing by its first letter, in front of a number: "W 98" of width."""
     if not thing.isalpha() or sum(other.startswith(thing[0]) for other in things) > 1:
         return []
-    return [m.span() for m in re.finditer(rf"\b{thing[0]}\b(?=[ :=]+\d)", text, re.IGNORECASE)]
+    return [m.span() for m in re.finditer(rf"\b{thing[0].upper()}\b(?=[ :=]+\d)", text)]
 
 
 def _is_turned_round(marks: list[Mark], text: str, said: str) -> bool:

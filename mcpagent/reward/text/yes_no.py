@@ -57,8 +57,8 @@ def polarity(text: str, said: str = "") -> bool | None:
         is_no = thing[1].lower() in SAFE or stem(thing[1].lower()) in stems(said)
     other = r"\bno(?=\W*$|[.,;!])|\b(?:and|or|but) no\b" if is_yes else r"\byes\b"
     opposites = [match for asked, told in _OPPOSITES if asked.search(said) and (match := told.search(text))]
-    if any(match[1] for match in opposites):  # "it didn't fail"
-        return True
+    if any(m[1] and not HEDGE.search(text[: m.start()] + text[m.end() :]) for m in opposites):
+        return True  # "it didn't fail"
     if opposites and not (is_yes or is_no or HEDGE.search(text)):
         return False
     if is_yes is is_no or re.search(other, text, re.IGNORECASE):
