@@ -160,7 +160,6 @@ ELSEWHERE = {
     "python -m benchmarks.update": LONG,
     "python -m benchmarks.update --unique": LONG,
     "python -m benchmarks.beside_trl --tool-tokens 1024": LONG,
-    "python -m benchmarks.beside_trl --tool-tokens 4096 --prompts 2": LONG,
     (
         "python -m benchmarks.beside_trl --tool-tokens 4096 --prompts 1 --model FOLDER"
         " --pass-tokens 4400 --gradient-checkpointing"
