@@ -199,7 +199,8 @@ class TrainingConfig(Section):
     save_frequency: PositiveInt = 10  # steps between checkpoints
     # So many of the latest stay, and with them the best and the last seen healthy; None: all.
     keep_checkpoints: PositiveInt | None = 3
-    eval_every: Count = 10  # steps between evaluations on data.validation; 0: never
+    # Steps between evaluations on data.validation, of which the first comes before training; 0: never.
+    eval_every: Count = 10
     # Attempts at each held-out task (validation task, if there is no heldout.jsonl next to the training
     # set) with the untrained model and, at the end, with the best: greedy with one, at temperature 1 with
     # more; 0: none.

@@ -19,7 +19,7 @@ from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.budget import BudgetReached, resident_mib
 from mcpagent.train.health import StepReport, episode_measures
 from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, grade_groups
-from mcpagent.train.run_state import GrpoRun
+from mcpagent.train.run_state import GrpoRun, Validation
 from mcpagent.train.update import UpdateStats, update_policy
 
 
@@ -74,6 +74,8 @@ def train_grpo(run: GrpoRun) -> str:
     save_if_missing(run)  # the weights from which the run begins are good ones to come back to
     try:
         with processes.holding_interrupts(note) as asked:
+            if step == 0 and total >= run.settings.eval_every:
+                _evaluate_start(run)
             while (reason := processes.broadcast_from_rank0(lambda: _why_ended(run))) is None:
                 step, begun_bytes = state.step + 1, run.actor.ledger_bytes
                 episodes = _collect(run, step, asked)
@@ -295,15 +297,28 @@ def _note_broken_terms(run: GrpoRun, trajectories: Sequence[Trajectory]) -> None
         )
 
 
+def _evaluate_start(run: GrpoRun) -> None:
+    """Measure what the run begins with: it stays the best checkpoint if no step does better."""
+    result = _evaluated(run)
+    if result is not None:
+        run.observers.note(f"before the first step: validation success {result.success:.0%}")
+
+
 def _evaluate(run: GrpoRun, record: JsonObject) -> None:
+    result = _evaluated(run)
+    if result is not None:
+        record["validation_success"] = result.scored_success
+        record["validation_success_all"] = result.success
+        record["validation_unscored"] = result.unscored
+
+
+def _evaluated(run: GrpoRun) -> Validation | None:
+    """The evaluation of the current weights, if one is due, compared with the best so far."""
     state, every = run.state, run.settings.eval_every
     is_compared = state.best_step is not None and state.step == run.settings.total_steps  # the last one too
     if not every or not run.tasks.validation or (state.step % every and not is_compared):
-        return
+        return None
     result = run.actor.evaluate(run.tasks.validation, step=state.step)
-    record["validation_success"] = result.scored_success
-    record["validation_success_all"] = result.success
-    record["validation_unscored"] = result.unscored
     if result.unscored < result.episodes and (
         state.best_success is None or result.success > state.best_success
     ):
@@ -315,3 +330,4 @@ def _evaluate(run: GrpoRun, record: JsonObject) -> None:
         )
     else:
         state.evaluations_since_best += 1
+    return result

@@ -17,7 +17,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-from mcpagent.storage.checkpoints import damage, last_good_checkpoint
+from mcpagent.storage.checkpoints import choose_checkpoint, damage, last_good_checkpoint
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.train.budget import RunBudget
 from mcpagent.train.grpo import train_grpo
@@ -51,8 +51,10 @@ class ScriptedActor:
     """Episodes out of a seed, three attempts at a task, each with two calls; rewards by rule. The ledger of
     its servers has a byte for each call."""
 
-    def __init__(self, *, reward: Reward = mixed, successes: Sequence[float] = ()) -> None:
-        self._reward, self._successes = reward, list(successes)
+    def __init__(
+        self, *, reward: Reward = mixed, successes: Sequence[float] = (), begins: float = 0.0
+    ) -> None:
+        self._reward, self._successes = reward, [begins, *successes]
         self.asked: list[list[str]] = []
         self.lost: dict[int, int] = {}  # by step: unscored episodes of a hundred of its evaluation
         self.ledger_bytes = 0
@@ -98,7 +100,7 @@ class ScriptedActor:
     def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
         """Of a hundred episodes, as many successes as was said, and `lost` unscored."""
         assert not self.is_resting
-        success, lost = self._successes[step - 1], self.lost.get(step, 0)
+        success, lost = self._successes[step], self.lost.get(step, 0)
         scored = None if lost == 100 else success * 100 / (100 - lost)
         return Validation(success=success, scored_success=scored, episodes=100, unscored=lost)
 
@@ -215,6 +217,22 @@ def test_the_last_step_is_compared_with_the_best_whatever_the_steps_between(tmp_
     early = a_run(tmp_path / "early", actor=actor, eval_every=10)
     train_grpo(early)
     assert early.state.best_step is None, "nothing to compare it with"
+
+
+def test_the_best_checkpoint_is_what_a_run_began_with_if_no_step_was_better(tmp_path: Path) -> None:
+    actor = ScriptedActor(begins=0.7, successes=[0.6, 0.7, 0.5, 0.6, 0.7, 0.6])
+    notes: list[str] = []
+    run = a_run(tmp_path / "run", actor=actor, save_every=1, keep_checkpoints=1, eval_every=2, notes=notes)
+    train_grpo(run)
+    assert (run.state.best_step, run.state.best_success) == (0, 0.7)
+    assert kept(run) == [0, 5, 6] and choose_checkpoint(run.folder.path).path == run.folder.checkpoint_dir(0)
+    assert notes == ["before the first step: validation success 70%"]
+    resumed = a_run(tmp_path / "run", actor=actor, resume=True, eval_every=2, notes=notes)
+    train_grpo(resumed)
+    assert len(notes) == 1, "it is measured once"
+    better = a_run(tmp_path / "better", actor=ScriptedActor(begins=0.7, successes=[0.8] * 6), eval_every=2)
+    train_grpo(better)
+    assert better.state.best_step == 2
 
 
 def test_evaluations_that_lost_episodes_neither_win_by_it_nor_end_the_run(tmp_path: Path) -> None:
