@@ -15,6 +15,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.interrupts import Interrupted
 from mcpagent.storage.packages import require
+from mcpagent.storage.run_folder import step_of
 
 _ROWS = (
     ("success, greedy", "task_success"),
@@ -129,7 +130,9 @@ def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]
     title = f"{count} held-out tasks, before and after GRPO (95% intervals)"
     yield Table(title, ("", *(name.replace("_", " ") for name in sides)), rows)
     before, after = (document[name]["metrics"]["task_success"]["value"] for name in ("warm_start", "trained"))
-    if after < before:
+    if step_of(Path(document["checkpoint"])) == 0:
+        yield "No step of GRPO did better on the validation tasks: the trained model is the warm start."
+    elif after < before:
         folder = shlex.quote(document["run_dir"])
         lost = f"{100 * (before - after):.1f} points"
         yield f"GRPO lost {lost} (greedy); the warm start is kept in {folder}/warm_start. More than chance?"

@@ -12,7 +12,7 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.console import duration
 from mcpagent.errors import UserError
 
-SPLITS = {"train": 480, "validation": 16, "heldout": 160}
+SPLITS = {"train": 480, "validation": 48, "heldout": 160}
 LEAST = {"train": 40, "heldout": 20}  # tasks; below these there is nothing to learn, or nothing to see
 DEFAULT_MINUTES = 60
 
@@ -32,14 +32,18 @@ _GRPO = [
     # (Liu et al. 2025, arXiv 2503.20783): batches are small, and most failures differ by a shaping term.
     "grpo.loss=dr_grpo",
     "training.save_frequency=5",
+    "training.warmup_steps=2",  # Adam's first steps are as long as the rate, whatever the gradient
 ]
-_EVAL_EVERY = 5  # about so many steps of GRPO between evaluations, of which it gives the best checkpoint
-SHAPES = ((16, 8), (8, 8), (4, 8), (4, 4))  # prompts of a step and attempts at each, the largest first
+_EVAL_EVERY = 6  # about so many steps of GRPO between evaluations, of which it gives the best checkpoint
+# Prompts of a step and attempts at each, the largest first. After a warm start most groups succeed or fail as
+# one: prompts of all kinds in a step matter more than attempts at each.
+SHAPES = ((16, 8), (8, 8), (8, 4), (4, 4))
 # Of GRPO, for 16 episodes a step; by the square root of their number (Malladi et al. 2022, arXiv 2205.10287).
-_LEARNING_RATE = 5e-5
+# With 5e-5 the policy swung between one call too few and one too many (docs/performance.md).
+_LEARNING_RATE = 1.4e-5
 _MODEST = 32  # episodes a step, or as many as were measured
 _ENOUGH_STEPS = 40  # of GRPO: a batch larger than that waits until there is time for so many
-_FEW_STEPS = 20  # of it rather than more of smaller ones
+_FEW_STEPS = 10  # of it rather than more of smaller ones
 _LEAST_STEPS = 8
 _SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longest turn, however many play
 _WARM_SHARE, _WARM_STEPS = 1 / 4, (8, 48)  # of the minutes, for so many supervised steps
@@ -211,12 +215,15 @@ def fit(
     there can be enough, after `warm_steps` (None: as many as fit too). Raises UserError if not even a few
     steps of the smallest fit."""
 
+    validation_s = validation * pace.eval_s
+    begin_s = pace.load_s + validation_s  # validation comes before the first step too
+
     def step_s(shape: tuple[int, int]) -> float:
         measured_s, times = pace.rollout_s + pace.update_s, math.prod(shape) / pace.episodes
-        return measured_s * (_SHARED + (1 - _SHARED) * times) + validation * pace.eval_s / _EVAL_EVERY
+        return measured_s * (_SHARED + (1 - _SHARED) * times) + validation_s / _EVAL_EVERY
 
     def around_s(minutes: float) -> float:
-        return sum(_around(pace, minutes, heldout, warm_steps).seconds.values()) + pace.load_s
+        return sum(_around(pace, minutes, heldout, warm_steps).seconds.values()) + begin_s
 
     steps = {shape: int((60 * minutes - around_s(minutes)) / step_s(shape)) for shape in shapes}
     modest = max(_MODEST, pace.episodes)
@@ -248,5 +255,5 @@ def fit(
         untrained_tasks=around.untrained_tasks,
         eval_every=every,
         max_new_tokens=max(_LEAST_NEW_TOKENS, 2 * pace.longest_turn),
-        seconds={**around.seconds, "GRPO": pace.load_s + taken * step_s(shape)},
+        seconds={**around.seconds, "GRPO": begin_s + taken * step_s(shape)},
     )
