@@ -35,7 +35,7 @@ PACE = Pace(
     untrained_ratio=2.0,
     longest_turn=40,
 )
-SHAPES = ((16, 8), (8, 8), (4, 8), (4, 4))
+SHAPES = ((16, 8), (8, 8), (8, 4), (4, 4))
 SAMPLES = Path(__file__).parents[2] / "data" / "samples"
 COUNTS = {"train": 40, "validation": 2, "heldout": 20}
 SHORT = ("training.max_steps=2", "training.batch_size=2", "rollout.group_size=2", "rollout.max_new_tokens=4")
@@ -52,9 +52,9 @@ def test_an_hour_is_divided_among_the_parts() -> None:
     assert (plan.eval_tasks, plan.untrained_tasks) == (90, 30)
     assert plan.seconds["evaluations"] == 3 * 10 + 90 * 6 + 30 * 6
     assert plan.seconds["warm start"] == 10 + 8 * 12
-    # 3600 - 750 - 106 - 10 = 2734 s for steps of 4 x 8; of 8 x 8, at 60 * (1/3 + 2 * 2/3) = 100 s, there
+    # 3600 - 750 - 106 - 10 = 2734 s for steps of 8 x 4; of 8 x 8, at 60 * (1/3 + 2 * 2/3) = 100 s, there
     # would be 27 < 40.
-    assert (plan.batch_size, plan.group_size, plan.steps) == (4, 8, 45)
+    assert (plan.batch_size, plan.group_size, plan.steps) == (8, 4, 45)
     assert plan.seconds["GRPO"] == 10 + 45 * 60
     assert 3600 - 60 <= plan.total_s <= 3600
     assert "budget.wall_s=3824" in plan.settings(minutes=60)["grpo"]  # 1.3 * 3600 - 3566 + 2710
@@ -97,23 +97,23 @@ def test_more_episodes_a_step_allow_a_larger_rate_by_the_square_root() -> None:
         replace(planned(60), batch_size=batch, group_size=group).settings(minutes=60)["grpo"]
         for batch, group in ((4, 4), (8, 8))
     )
-    assert "optimization.learning_rate=5.0e-05" in of_16
-    assert "optimization.learning_rate=1.0e-04" in of_64
+    assert "optimization.learning_rate=1.4e-05" in of_16
+    assert "optimization.learning_rate=2.8e-05" in of_64
 
 
-def test_validation_tasks_are_played_every_five_steps_and_their_time_is_counted() -> None:
-    plan = planned(60, validation=16)
-    assert "training.eval_every=5" in plan.settings(minutes=60)["grpo"]
-    # A step of 60 s, and a fifth of 16 episodes at 1.5 s; 2734 s as above.
-    # There would be 42, and the last two would be compared with nothing.
-    assert plan.steps == 40 and plan.seconds["GRPO"] == pytest.approx(10 + 40 * (60 + 16 * 1.5 / 5))
+def test_validation_tasks_are_played_before_and_every_six_steps_and_their_time_is_counted() -> None:
+    plan = planned(60, validation=32)
+    assert "training.eval_every=6" in plan.settings(minutes=60)["grpo"]
+    # 32 episodes at 1.5 s are 48 s before the first step, and 8 s of each of 60 s; 2734 s as above.
+    # There would be 39, and the last three would be compared with nothing.
+    assert plan.steps == 36 and plan.seconds["GRPO"] == pytest.approx(10 + 48 + 36 * (60 + 8))
     assert "training.eval_every=0" in planned(60).settings(minutes=60)["grpo"]
 
 
 @pytest.mark.parametrize("minutes", [21, 23, 27, 31, 44, 60, 600])
 def test_the_last_step_is_one_of_those_that_are_compared(minutes: float) -> None:
     plan = planned(minutes, validation=16)
-    assert plan.steps >= 8 and plan.steps % plan.eval_every == 0 and plan.eval_every in range(3, 8)
+    assert plan.steps >= 8 and plan.steps % plan.eval_every == 0 and plan.eval_every in range(4, 10)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from transformers import (
 
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.hf.policy import HFPolicy
+from mcpagent.policy.hf.slot_engine import cache_keyword
 from tests.models.families import FAMILIES, SHAPE, tiny
 from tests.policy.oracle import MAX_CONTEXT, STOP, naive_turn, request
 
@@ -77,3 +78,35 @@ def test_turns_of_any_architecture_are_sampled_as_without_a_cache(name: str) -> 
             policy.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+@pytest.mark.parametrize("name", ["windowed", "recurrent"])
+def test_a_turn_computes_its_context_once_whatever_transformers_calls_the_cache(name: str) -> None:
+    model, computed = MODELS[name]().eval(), list[int]()
+    model.get_decoder().register_forward_pre_hook(
+        lambda _module, _args, named: computed.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+
+    async def run() -> None:
+        policy = HFPolicy(model, decode=str, stop_ids=frozenset(), max_context=MAX_CONTEXT)
+        try:
+            await policy.complete([request("e", [3, 4, 5, 6, 7], max_new_tokens=4)])
+        finally:
+            policy.close()
+
+    asyncio.run(run())
+    assert computed == [5, 1, 1, 1]
+
+
+class _NamesIt(torch.nn.Module):
+    def forward(self, input_ids: Any = None, cache: Any = None) -> None: ...
+
+
+class _NamesItAsBefore(torch.nn.Module):
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **others: Any) -> None: ...
+
+
+def test_a_decoder_is_given_its_cache_by_the_name_that_it_has_for_it() -> None:
+    assert cache_keyword(_NamesIt()) == "cache"
+    assert cache_keyword(_NamesItAsBefore()) == "past_key_values"

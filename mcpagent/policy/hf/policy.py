@@ -20,7 +20,7 @@ from mcpagent.models.attention import NAME, use_own_attention
 from mcpagent.models.logits import output_head
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EnginePolicy, Finished
-from mcpagent.policy.hf.slot_engine import SlotEngine
+from mcpagent.policy.hf.slot_engine import SlotEngine, cache_keyword
 from mcpagent.policy.sampling import OpenTurn, TokenSampler, sample_rows, sample_turns
 
 
@@ -44,6 +44,7 @@ class PlainEngine:
         sample: TokenSampler = sample_rows,
     ) -> None:
         self._decoder, self._head, self._sample_rows = decoder, head, sample
+        self._cache_keyword = cache_keyword(decoder)
         self._stop_ids, self._max_context, self._device = stop_ids, max_context, device
         self._turns: dict[str, _Turn] = {}
 
@@ -89,9 +90,9 @@ class PlainEngine:
         tokens = turn.sampled.tokens
         new = tokens[-1:] if turn.cache is not None else [*turn.sampled.request.token_ids, *tokens]
         ids = torch.tensor([new], device=self._device)
-        out = self._decoder(input_ids=ids, past_key_values=turn.cache, use_cache=True)
+        out = self._decoder(input_ids=ids, use_cache=True, **{self._cache_keyword: turn.cache})
         # Some recurrent models (Mamba, RecurrentGemma) give none: their context is computed for every token.
-        turn.cache = getattr(out, "past_key_values", None)
+        turn.cache = getattr(out, self._cache_keyword, None)
         return out.last_hidden_state[:, -1]
 
 

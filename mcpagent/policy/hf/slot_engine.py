@@ -9,6 +9,7 @@ episode, the rest are free.
 
 from __future__ import annotations
 
+import inspect
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -156,6 +157,13 @@ class Row:
         return self.open_turn
 
 
+def cache_keyword(decoder: Callable[..., Any]) -> str:
+    """Return what a decoder calls its cache, in its arguments and its output: `cache` since transformers 5.24
+    in the families that took the name over."""
+    accepted = inspect.signature(getattr(decoder, "forward", decoder)).parameters
+    return "cache" if "cache" in accepted else "past_key_values"
+
+
 class SlotEngine:
     """`decoder(input_ids, ...) -> hidden` and `head(hidden) -> logits` of any causal LM of transformers."""
 
@@ -172,6 +180,7 @@ class SlotEngine:
         sample: TokenSampler = sample_rows,
     ) -> None:
         self._decoder, self._head, self._sample_rows = decoder, head, sample
+        self._cache_keyword = cache_keyword(decoder)
         self._stop_ids, self._max_context, self._device = stop_ids, max_context, device
         self._rows: list[Row] = []  # by slot: active first, then parked
         self._slot_of: dict[str, int] = {}
@@ -346,8 +355,8 @@ class SlotEngine:
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
+            **{self._cache_keyword: self._cache},
         )
         return out.last_hidden_state
 
