@@ -214,7 +214,6 @@ def fit(
     """Return the largest plan that fits into the minutes: the largest of the `shapes` of a step of which
     there can be enough, after `warm_steps` (None: as many as fit too). Raises UserError if not even a few
     steps of the smallest fit."""
-
     validation_s = validation * pace.eval_s
     begin_s = pace.load_s + validation_s  # validation comes before the first step too
 

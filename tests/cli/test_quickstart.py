@@ -45,3 +45,10 @@ def test_a_loss_is_said_with_where_the_better_model_is() -> None:
     assert "19.0 points" in said and "outputs/own/warm_start" in said
     compare = "mcpagent eval compare outputs/own/eval/warm_start.json outputs/own/eval/trained.json"
     assert any(isinstance(block, str) and compare in block for block in blocks)
+
+
+def test_a_trained_model_that_is_the_warm_start_is_called_so() -> None:
+    told = "the trained model is the warm start"
+    assert not any(told in str(block) for block in result_blocks(DOCUMENT, None))
+    unchanged = {**DOCUMENT, "checkpoint": "outputs/own/checkpoints/step-000000"}
+    assert any(told in str(block) for block in result_blocks(unchanged, None))
