@@ -45,6 +45,7 @@ tests of the last ones say how much is left:
     thirtyninth        2.5   1    11    0.4    after these two; signs, tebibytes, brackets, limits, May
     fortieth           3     0.4   9    1      after the thirtyninth; dotted names, mixed fractions, dates
     fortyfirst         5     0     9    1      after the fortieth; pairs turned round, "no" of another thing
+    fortysecond        2     0     4    1      after the fortyfirst; names without what the question says
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -111,7 +112,7 @@ KNOWN = {
     "fifth": ((2, 1), (4, 1)),
     "sixth": ((0, 0), (3, 0)),
     "seventh": ((0, 0), (1, 0)),
-    "eighth": ((9, 0), (15, 0)),
+    "eighth": ((8, 0), (14, 0)),
     "ninth": ((6, 0), (8, 0)),
     "tenth": ((1, 0), (4, 1)),
     "eleventh": ((8, 1), (12, 3)),
@@ -138,13 +139,14 @@ KNOWN = {
     "thirtysecond": ((3, 0), (13, 0)),
     "thirtythird": ((0, 0), (2, 0)),
     "thirtyfourth": ((3, 0), (3, 1)),
-    "thirtyfifth": ((1, 0), (2, 0)),
+    "thirtyfifth": ((1, 0), (1, 0)),
     "thirtysixth": ((1, 0), (5, 1)),
     "thirtyseventh": ((3, 0), (18, 0)),
     "thirtyeighth": ((6, 0), (12, 0)),
     "thirtyninth": ((3, 0), (21, 0)),
     "fortieth": ((3, 0), (17, 2)),
     "fortyfirst": ((3, 0), (19, 0)),
+    "fortysecond": ((3, 0), (7, 1)),
 }
 
 

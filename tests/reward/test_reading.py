@@ -801,6 +801,34 @@ def test_reasons_denials_and_remarks_speak_for_or_against_a_free_text(
             ("Excluded are guests and resellers.",),
             ("guests, resellers and staff",),
         ),
+        (
+            {"type": "name", "value": "Furnas County"},
+            "Which county is under a heat advisory?",
+            "1. Flood Watch - Norton County\n2. Heat Advisory - Furnas County",
+            ("Furnas", "In Furnas."),
+            ("Norton",),
+        ),
+        (
+            {"type": "name", "value": "Room Ahorn"},
+            "Where is the review?",
+            '[{"what": "review", "where": "Room Ahorn"}, {"what": "lunch", "where": "Room Linden"}]',
+            ("Ahorn", "in Ahorn"),
+            ("Linden",),
+        ),
+        (
+            {"type": "name", "value": "Markus Strobl"},
+            "By which grower is lot 4?",
+            "lot 4 Markus Strobl\nlot 5 Anna Holler",
+            ("Strobl", "Mr Strobl"),
+            ("Markus Holler", "Anna Strobl"),
+        ),
+        (
+            {"type": "name", "value": "Senior Data Engineer"},
+            "Which post is open?",
+            '[{"post": "Senior Data Engineer", "open": true}, {"post": "Junior Editor", "open": false}]',
+            ("Senior data engineer",),
+            ("Data Engineer",),
+        ),
     ],
 )
 def test_scaled_units_other_words_and_identifiers_are_told_apart(
@@ -958,6 +986,27 @@ def test_scaled_units_other_words_and_identifiers_are_told_apart(
             "Failed to fetch https://c.example.com/contact - status code 404. The page could not be found.",
             "I don't have it. The fetch failed because the page doesn't exist.",
             "The fetch failed because the page doesn't exist. The phone number is on the imprint.",
+        ),
+        (
+            {"type": "number", "value": -11, "unit": "°C"},
+            "How cold will it get on Thursday night?",
+            "day     high   low\nWed 11  -2 C   -7 C\nThu 12  -4 C   -11 C",
+            "It will drop to -11 °C.",
+            "It will drop to 11 °C.",
+        ),
+        (
+            {"type": "name", "value": "Lucien Rey"},
+            "Who owns the Pleyel?",
+            "job   owner       bench\nK-66  Lucien Rey  3\nK-67  Ana Plank   2",
+            "Lucien Rey (job K-66, bench 3)",
+            "Ana Plank (job K-66, bench 3)",
+        ),
+        (
+            {"type": "name", "value": "Indigo"},
+            "What is the name of release v3.2.0?",
+            "tag     name    published\nv3.2.0  Indigo  2026-02-03\nv3.1.0  Ochre   2025-09-16",
+            "Indigo, published on 2026-02-03.",
+            "Ochre, published on 2026-02-03.",
         ),
     ],
 )

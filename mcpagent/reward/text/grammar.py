@@ -185,11 +185,13 @@ def _tells(texts: Sequence[str], remark: str, heard: Set[str], seen: Set[str]) -
         if not any(agree(moment, shown) for shown in moments(told)):
             return False
         rest = blanked(rest, [(moment.start, moment.end)], " ")
-    for amount in amounts(rest):
-        code = next(match for match in _CODE_WORD.finditer(rest) if match.end() > amount.start)
-        if is_in_code(rest, amount) or code.end() > amount.end > code.start():
+    dateless = rest
+    for amount in amounts(dateless):
+        code = next(match for match in _CODE_WORD.finditer(dateless) if match.end() > amount.start)
+        if is_in_code(dateless, amount) or code.end() > amount.end > code.start():
             if code[0].casefold() not in told.casefold():
                 return False
+            rest = blanked(rest, [code.span()], " ")
             continue
         near = 0.5 * 10.0**-amount.decimals
         if not any(

@@ -22,6 +22,7 @@ _NAME_BEFORE, _NAME_AFTER = (
     re.compile(r"(?:(?:\b[A-Z][\w']*[.]?|\0)[ -]+(?:(?:d[aeiu]|d[eo]s|v[ao]n|de[nr]|la)[ -]+)*)+$"),
     re.compile(r"(?:(?: d[aeiu]| d[eo]s| v[ao]n| de[nr]| la)*[ -]+(?:[A-Z][\w']*|\0))+"),
 )
+_LONG = 4  # words: what is longer is no name
 _CAPITALISED = re.compile(r"(?:[A-Z][^\W\d_]+ ){1,3}[A-Z][^\W\d_]+")
 _MEASURE = re.compile(r"(?<=[^\W\d_]{3}) (\d+(?:[.,]\d+)?) ?(?:%|[a-zµ]{1,3}(?:/[a-z]{1,2}[²³23]?)?)$")
 _NEXT_NUMBER = re.compile(r"[\s,]*(\d[\d.,]*)\s?([^\W\d_]*)")
@@ -40,8 +41,9 @@ def named_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
         spans_of(name, text)
         or worded_spans(name, text)
         or _with_heard_words(name, text, context)
-        or _without_kind(name, text, context)
-        or (part_spans(name, text, context) if _is_person(name, context.said) else [])
+        or without_measure(name, text, context)
+        or _own_words(name, text, context)
+        or (part_spans(name, text, context) if _may_be_person(name, context.said) else [])
     )
 
 
@@ -55,20 +57,20 @@ def _with_heard_words(name: str, text: str, context: AnswerContext) -> list[Span
     )
 
 
-def _without_kind(name: str, text: str, context: AnswerContext) -> list[Span]:
-    """Where a text says a name without the word with which other names that are shown begin, or without its
-    measure: "Ahorn" of Room Ahorn, if there is a Room Linden."""
-    kind, _, bare = name.partition(" ")
-    if _MEASURE.search(name):
-        return without_measure(name, text, context)
-    if not bare.replace(" ", "").isalpha() or not bare.istitle():
+def _own_words(name: str, text: str, context: AnswerContext) -> list[Span]:
+    """Where a text says a name without words that the question or other names that are shown have, if no
+    other has the rest: "Furnas" of Furnas County, asked for a county, "Ahorn" of Room Ahorn next to a Room
+    Linden."""
+    short_leaves = (leaf for leaf in shown_leaves(context) if leaf != name and len(leaf.split()) < _LONG)
+    others = {canonical(context.said), *short_leaves}
+    shared = frozenset[str]().union(*map(stems, others))
+    bare = " ".join(word for word in name.split() if stem(word.casefold()) not in shared)
+    if bare == name or not bare.istitle() or not bare.replace(" ", "").isalpha():
         return []
-    others = [
-        leaf
-        for leaf in shown_leaves(context)
-        if leaf.startswith(f"{kind} ") and leaf != name and len(leaf.split()) < 4
-    ]
-    return spans_of(bare, text) if others else []
+    contents = [canonical(result.content) for result in context.results]
+    if any(len(spans_of(bare, told)) != len(spans_of(name, told)) for told in contents):
+        return []
+    return [span for span in _alone(bare, name, text) if text[span[0]].isupper()]
 
 
 def without_measure(name: str, text: str, context: AnswerContext) -> list[Span]:
@@ -168,10 +170,11 @@ def _is_inflected(word: str, of: str) -> bool:
     return word == of or alike >= max(4, min(len(word), len(of)) - 2) or bool(is_longer)
 
 
-def _is_person(name: str, said: str) -> bool:
-    return bool({"who", "whom", "whose"} & {*words(said)}) or not UNSAID.isdisjoint(
-        {*words(name)[:1]} - {"the", "a", "an"}
-    )
+def _may_be_person(name: str, said: str) -> bool:
+    """Whether a question asks for a person, or a name has a title or is two capitalised words."""
+    is_double = len(name.split()) == 2 and name.istitle() and name.replace(" ", "").isalpha()
+    has_title = not UNSAID.isdisjoint({*words(name)[:1]} - {"the", "a", "an"})
+    return is_double or has_title or bool({"who", "whom", "whose"} & {*words(said)})
 
 
 def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
@@ -196,9 +199,13 @@ def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
     contents = [canonical(result.content) for result in context.results]
     whole = [len(spans_of(name, told)) for told in contents]
     unique = [part for part in parts if [len(spans_of(part, told)) for told in contents] == whole]
-    allowed = {*words(name), *UNSAID, *SAFE}
-    spans: list[Span] = []
-    for start, end in sorted(span for part in unique for span in spans_of(part, text)):
+    return sorted(span for part in unique for span in _alone(part, name, text))
+
+
+def _alone(part: str, name: str, text: str) -> list[Span]:
+    """Where a text has a part of a name, and no words of another name around it."""
+    allowed, spans = {*words(name), *UNSAID, *SAFE}, list[Span]()
+    for start, end in spans_of(part, text):
         around = [m[0] for m in (_NAME_BEFORE.search(text[:start]), _NAME_AFTER.match(text[end:])) if m]
         if all(BLANK not in word and set(words(word)) <= allowed for word in around):
             spans.append((start, end))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 
 from mcpagent.reward.text.canonical import LEGAL
 from mcpagent.reward.text.names import UNSAID, american, words
@@ -13,7 +15,8 @@ BLANK = "\0"
 SAFE = frozenset(WORDS["filler"].split()) | UNSAID | LEGAL
 _ASKABLE = re.compile(r"\b(?:exclu|reject|false|wrong|invalid|incorrect|fake|mistak)\w*", re.IGNORECASE)
 _LABEL = re.compile(r"(?:^|[\"'{,;|\n])\s*([A-Za-z_][A-Za-z_ ]{0,30})[\"']?\s*[:=]")
-_HEAD = re.compile(r"\A[^\n]*[|;][^\n]*\n|^[^\n]*\|[^\n]*\n(?=[ |:-]*-[ |:-]*\n)", re.MULTILINE)
+_HEAD = re.compile(r"\A[^\n]*[|;][^\n]*\n|^[^\n]*\|[^\n]*\n(?=[ |:+-]*-[ |:+-]*\n)", re.MULTILINE)
+_COLUMNS = re.compile(r" {2,}")
 FUNCTION_WORDS = {word: letter for letter, some in WORDS["function_words"].items() for word in some.split()}
 NEGATED = re.compile(r"\b(?:not|no|never|none|nobody|nothing|cannot|without|\w+n't)\b", re.IGNORECASE)
 
@@ -27,8 +30,16 @@ def without_asked(text: str, said: str) -> str:
 @lru_cache(maxsize=512)
 def field_labels(content: str) -> frozenset[str]:
     """Return the words by which a result names its fields."""
-    labels = [*_LABEL.findall(content), *_HEAD.findall(content)]
+    labels = [*_LABEL.findall(content), *_HEAD.findall(content), *_heads(content)]
     return frozenset(word for label in labels for word in words(label.replace("_", " ")))
+
+
+def _heads(content: str) -> Iterator[str]:
+    """The lines without a number that name columns below them."""
+    for line, below in pairwise(content.splitlines()):
+        is_above = line[:1].isalpha() and below[:1].strip() and not any(map(str.isdigit, line))
+        if is_above and min(len(_COLUMNS.split(line)), len(_COLUMNS.split(below))) > 2:
+            yield line
 
 
 @lru_cache(maxsize=512)
