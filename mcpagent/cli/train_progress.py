@@ -29,7 +29,7 @@ class TrainProgress:
         self._is_grpo = config.algorithm == "grpo"
         self._advance: Advance = lambda amount=1, *, note="": None
         self._folder: Path | None = None
-        self._last, self._episodes, self._last_s = "", 0, 0.0
+        self._last, self._last_s = "", 0.0
         self._part = "", 0  # the one whose bar is shown before the steps begin, and how much of it is done
         self._has_started = False
 
@@ -42,7 +42,6 @@ class TrainProgress:
             on_folder=self._on_folder,
             on_start=self._on_start,
             on_step=self._on_step,
-            on_episode=lambda _: self._on_episode(),
             on_part=self._on_part,
             note=self._console.note,
         )
@@ -84,13 +83,6 @@ class TrainProgress:
         self._console.note(_row("step", *names, "tokens/s"))
         self._last_s = time.monotonic()
 
-    def _on_episode(self) -> None:
-        self._episodes += 1
-        planned = self._config.training.batch_size * self._config.rollout.group_size
-        # More than planned are played if groups without a gradient are replaced.
-        of = f"/{planned}" if self._is_grpo and self._episodes <= planned else ""
-        self._advance(0, note=f"{self._last}  episodes {self._episodes}{of}".lstrip())
-
     def _on_part(self, what: str, done: int, total: int) -> None:
         """Show how far a part is: next to the bar of the steps or, before there is one, in a bar of its
         own."""
@@ -109,7 +101,7 @@ class TrainProgress:
         self._advance = self._stack.enter_context(self._console.progress(title, total=total))
 
     def _on_step(self, record: JsonObject) -> None:
-        self._last, self._episodes = step_note(record), 0
+        self._last = step_note(record)
         now = time.monotonic()
         passed, self._last_s = now - self._last_s, now
         self._console.note(step_row(record, seconds=passed))

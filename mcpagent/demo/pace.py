@@ -105,27 +105,20 @@ def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int],
     """One step, and the seconds of its parts."""
     times: dict[str, float] = {"began": time.monotonic()}
 
-    episodes, played = config.training.batch_size * config.rollout.group_size, count()
-
     def at(name: str) -> None:
         times[name] = time.monotonic()
 
-    def on_start(_done: int, _total: int) -> None:
-        at("started")
-        if config.algorithm == "grpo":
-            on_part("playing", next(played), episodes)
-
-    def on_episode(_: Trajectory) -> None:
-        at("played")
-        on_part("playing", next(played), episodes)
+    def on_part_of_step(what: str, done: int, total: int) -> None:
+        if what == "episodes":
+            at("played")
+        on_part(what, done, total)
 
     outcome = train(
         config,
         run_dir=folder,
         watch=Watch(
-            on_start=on_start,
-            on_episode=on_episode,
-            on_part=on_part,
+            on_start=lambda _done, _total: at("started"),
+            on_part=on_part_of_step,
             on_step=lambda _: at("stepped"),
         ),
     )

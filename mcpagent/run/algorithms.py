@@ -184,7 +184,6 @@ def _open_grpo_actor(
         processes=inputs.processes,
         ledger=inputs.ledger,
         tool_metrics=lambda: totals.joined(tools.take_metrics()),
-        on_episode=watch.on_episode,
         on_part=watch.on_part,
         on_validation=partial(store_validation, run),
     )
@@ -227,11 +226,6 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
     by_id = ById(tasks)
     share, played = processes.share(tasks), count(1)
     planned = len(share) * config.sft.demonstrations_per_task
-
-    def on_done(trajectory: Trajectory) -> None:
-        watch.on_episode(trajectory)
-        watch.on_part("demonstrating", next(played), planned)
-
     local_demonstrations = tools.io.run(
         demonstrate(
             share,
@@ -241,7 +235,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
             wrong_tool=config.sft.wrong_tool,
             discovery=discovery(config.tools),
             per_task=config.sft.demonstrations_per_task,
-            on_done=on_done,
+            on_done=lambda _: watch.on_part("demonstrating", next(played), planned),
         )
     )
     processes.meet()

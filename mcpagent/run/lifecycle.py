@@ -13,7 +13,6 @@ from mcpagent.config.loader import dump_config, load_train_config, public_settin
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_model, resolve_device, resolve_dtype
 from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation
@@ -34,12 +33,11 @@ _FEW_STEPS = 40  # a run of so few steps that succeeds at nothing says nothing a
 class Watch:
     """What a run reports while it goes on; every part may be left out. `on_folder` gets the run folder once
     that is settled, `on_start` the steps that are done already and those of the whole run, `on_part` how much
-    is done of a part that takes long: an update, an evaluation, the demonstrations."""
+    is done of a part that takes long: episodes, an update, an evaluation, the demonstrations."""
 
     on_folder: Callable[[Path], None] = lambda _: None
     on_start: Callable[[int, int], None] = lambda _done, _total: None
     on_step: Callable[[JsonObject], None] = lambda _: None
-    on_episode: Callable[[Trajectory], None] = lambda _: None
     on_part: Callable[[str, int, int], None] = lambda _what, _done, _total: None
     note: Callable[[str], None] = lambda _: None
 

@@ -39,13 +39,13 @@ class ActorSettings:
 @dataclass(frozen=True, kw_only=True)
 class ActorRecords:
     """Where the episodes of an actor are counted and kept: `ledger` is that of the servers' calls,
-    `tool_metrics` gives what the tools have counted since it was last asked, `on_part` is told how far an
-    evaluation is, `on_validation` gets its step and its episodes, in the first process."""
+    `tool_metrics` gives what the tools have counted since it was last asked, `on_part` is told how far the
+    episodes of a step or an evaluation are, `on_validation` gets its step and its episodes, in the first
+    process."""
 
     processes: Processes = field(default_factory=Processes)
     ledger: Path | None = None
     tool_metrics: Callable[[], JsonObject] = dict
-    on_episode: Callable[[Trajectory], None] = lambda _: None
     on_part: Callable[[str, int, int], None] = lambda _what, _done, _total: None
     on_validation: Callable[[int, Sequence[Trajectory]], None] = lambda _step, _episodes: None
 
@@ -76,9 +76,11 @@ class LocalActor:
         label = f"step {step} round {round_}" if round_ else f"step {step}"
         settings = self._settings
         planned = attempts(tasks, per_task=settings.group_size, seed=settings.seed, label=label)
+        ended, total = count(1), len(tasks) * settings.group_size
+        self._records.on_part("episodes", 0, total)
 
         def on_done(trajectory: Trajectory) -> None:
-            self._records.on_episode(trajectory)
+            self._records.on_part("episodes", next(ended), total)
             on_episode(trajectory)
 
         played = collect(
