@@ -242,14 +242,24 @@ def check_weights(name: str, config: Any) -> None:
 
 
 def _load_weights(name: str, **options: Any) -> Any:
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    if (folder := _local_folder(name)) is not None:
-        trusted = options["trust_remote_code"]
-        refuse_other_sizes(folder, load_config(name, trust_remote_code=trusted))
     options |= {"use_safetensors": True, "output_loading_info": True}
-    model, info = _from_pretrained(AutoModelForCausalLM.from_pretrained, name, **options)
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    if (folder := _local_folder(name)) is not None:
+        config = load_config(name, trust_remote_code=options["trust_remote_code"])
+        refuse_other_sizes(folder, config)
+        kind: Any = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+        if kind is not None and kind.config_class is type(config) and kind.__name__.endswith("ForCausalLM"):
+            # By a name it would map all of each file, which then counts as memory next to the weights.
+            options |= {"config": config, "state_dict": stored_tensors(folder)}
+            load = lambda _, **options: kind.from_pretrained(None, **options)  # noqa: E731
+    model, info = _from_pretrained(load, name, **options)
     refuse_incomplete(info, name)
+    if "state_dict" in options:
+        model.name_or_path = model.config.name_or_path = str(folder)
+        with suppress(OSError):
+            model.generation_config = _from_pretrained(transformers.GenerationConfig.from_pretrained, name)
     return model
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from mcpagent.errors import UserError
@@ -16,6 +18,7 @@ from mcpagent.storage.json_stream import reading
 from mcpagent.storage.packages import require
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_MOST_MAPPED = 1 << 26  # bytes that are read of a file before it is opened anew
 _CONVERT = (
     "get it as safetensors; or, if you trust who made it, convert it where it can do no harm (load it with "
     "transformers or PEFT there and call save_pretrained) and name the new folder"
@@ -42,23 +45,69 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def stored_tensors(folder: Path) -> dict[str, Callable[[], Any]]:
-    """Return what reads each tensor of a model or an adapter, one at a time. Raises what `weight_files`
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a model or an adapter, which are read one at a time. Raises what `weight_files`
     does."""
-    return {n: read for file in weight_files(folder) for n, read in tensors_in(file).items()}
+    return {n: tensor for file in weight_files(folder) for n, tensor in tensors_in(file).items()}
 
 
-def tensors_in(file: Path) -> dict[str, Callable[[], Any]]:
-    """Return what reads each tensor of a safetensors file, which is opened anew for each: what was read of
-    a file that is open counts as memory of the process."""
-    from safetensors import safe_open
+def tensors_in(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file."""
+    opened = _OpenFile(file)
+    return {name: StoredTensor(name, opened) for name in opened.names}
 
-    def read(name: str) -> Any:
-        with safe_open(file, framework="pt") as tensors:
-            return tensors.get_tensor(name).clone()
 
-    with safe_open(file, framework="pt") as tensors:
-        return {name: partial(read, name) for name in tensors.keys()}  # noqa: SIM118
+class _OpenFile:
+    """A safetensors file that is opened anew now and then: what was read of one that is open counts as
+    memory of the process."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self._open, self._lock = partial(safe_open, path, framework="pt"), Lock()
+        self._tensors: Any = self._open()
+        self._read_bytes = 0
+        self.names: tuple[str, ...] = tuple(self._tensors.keys())
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> _OpenFile:
+        return self  # AutoModelForCausalLM copies its options
+
+    def part(self, name: str) -> Any:
+        """Return the slice of `safe_open` that a tensor is."""
+        with self._lock:
+            if self._read_bytes > _MOST_MAPPED:
+                self._tensors, self._read_bytes = self._open(), 0
+            return self._tensors.get_slice(name)
+
+    def read(self, name: str, index: Any) -> Any:
+        """Return a part of a tensor."""
+        tensor = self.part(name)[index]
+        with self._lock:
+            self._read_bytes += tensor.nbytes
+        return tensor
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file, read when it is called, or as the loader of transformers reads its slices."""
+
+    name: str
+    file: _OpenFile
+
+    def __call__(self) -> Any:
+        """Return the whole of it."""
+        return self[...].clone()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.file.read(self.name, index)
+
+    def get_shape(self) -> list[int]:
+        """Return its shape."""
+        return self.file.part(self.name).get_shape()
+
+    def get_dtype(self) -> str:
+        """Return the dtype that it is stored in, as safetensors calls it."""
+        return self.file.part(self.name).get_dtype()
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mcpagent.demo.warm_start import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.errors import UserError
+from mcpagent.models import weights
 from mcpagent.models.adapters import LoraShape, attach_lora, causal_lm
 from mcpagent.models.load import (
     load_config,
@@ -24,6 +27,7 @@ from mcpagent.models.load import (
     save_model,
     use_checkpointing,
 )
+from mcpagent.models.weights import tensors_in
 
 CPU = torch.device("cpu")
 IDS = torch.arange(9, 40)[None]
@@ -225,3 +229,17 @@ def test_what_the_heap_kept_is_given_back_before_a_model_is_loaded(tiny_checkpoi
         [sys.executable, "-c", script, tiny_checkpoint], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) > 200  # of 381
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what is mapped from /proc")
+def test_what_was_read_of_a_file_of_weights_does_not_stay_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are converted were held twice until the last one was read."""
+    monkeypatch.setattr(weights, "_MOST_MAPPED", 1 << 20)
+    file = tmp_path / "model.safetensors"
+    save_file({f"w{i:02}": torch.full((1 << 18,), float(i)) for i in range(16)}, file)  # 1 MiB each
+    read = [tensor[...].bfloat16() for _, tensor in sorted(tensors_in(file).items())]
+    mapped = sum(part.rss for part in psutil.Process().memory_maps() if part.path == str(file))
+    assert mapped <= 4 << 20
+    assert [float(values[-1]) for values in read] == [float(i) for i in range(16)]
