@@ -200,7 +200,7 @@ def empty_model(
         model: Any = AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code, **options
         )
-    with suppress(OSError):
+    with suppress(UserError):
         model.generation_config = _from_pretrained(GenerationConfig.from_pretrained, name)
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -244,21 +244,22 @@ def check_weights(name: str, config: Any) -> None:
 def _load_weights(name: str, **options: Any) -> Any:
     import transformers
 
-    options |= {"use_safetensors": True, "output_loading_info": True}
-    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    kind: Any = transformers.AutoModelForCausalLM
+    parts: dict[str, Any] = {}
     if (folder := _local_folder(name)) is not None:
         config = load_config(name, trust_remote_code=options["trust_remote_code"])
         refuse_other_sizes(folder, config)
-        kind: Any = getattr(transformers, next(iter(config.architectures or ()), ""), None)
-        if kind is not None and kind.config_class is type(config) and kind.__name__.endswith("ForCausalLM"):
+        family: Any = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+        is_causal = getattr(family, "__name__", "").endswith("ForCausalLM")
+        if is_causal and family.config_class is type(config):
             # By a name it would map all of each file, which then counts as memory next to the weights.
-            options |= {"config": config, "state_dict": stored_tensors(folder)}
-            load = lambda _, **options: kind.from_pretrained(None, **options)  # noqa: E731
-    model, info = _from_pretrained(load, name, **options)
+            kind, parts = family, {"config": config, "state_dict": stored_tensors(folder)}
+    options |= {"use_safetensors": True, "output_loading_info": True, **parts}
+    model, info = _from_pretrained(kind.from_pretrained, name, is_named=not parts, **options)
     refuse_incomplete(info, name)
-    if "state_dict" in options:
+    if parts:
         model.name_or_path = model.config.name_or_path = str(folder)
-        with suppress(OSError):
+        with suppress(UserError):
             model.generation_config = _from_pretrained(transformers.GenerationConfig.from_pretrained, name)
     return model
 
@@ -419,7 +420,7 @@ def _local_folder(name: str) -> Path | None:
     return None
 
 
-def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any:
+def _from_pretrained(load: Callable[..., Any], name: str, *, is_named: bool = True, **options: Any) -> Any:
     folder = _local_folder(name)
     if folder is not None:
         _hide_progress_bars()
@@ -427,7 +428,7 @@ def _from_pretrained(load: Callable[..., Any], name: str, **options: Any) -> Any
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     try:
         with _no_pickles(name):
-            return load(name if folder is None else str(folder), **options)
+            return load((name if folder is None else str(folder)) if is_named else None, **options)
     except (
         OSError,
         ValueError,

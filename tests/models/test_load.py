@@ -19,6 +19,7 @@ from mcpagent.errors import UserError
 from mcpagent.models import weights
 from mcpagent.models.adapters import LoraShape, attach_lora, causal_lm
 from mcpagent.models.load import (
+    empty_model,
     load_config,
     load_model,
     load_tokenizer,
@@ -28,6 +29,7 @@ from mcpagent.models.load import (
     use_checkpointing,
 )
 from mcpagent.models.weights import tensors_in
+from tests.models.families import FAMILIES, tiny
 
 CPU = torch.device("cpu")
 IDS = torch.arange(9, 40)[None]
@@ -243,3 +245,12 @@ def test_what_was_read_of_a_file_of_weights_does_not_stay_mapped(
     mapped = sum(part.rss for part in psutil.Process().memory_maps() if part.path == str(file))
     assert mapped <= 4 << 20
     assert [float(values[-1]) for values in read] == [float(i) for i in range(16)]
+
+
+@pytest.mark.parametrize("load_it", [load, lambda folder: empty_model(str(folder), dtype=torch.float32)])
+def test_a_folder_need_not_say_how_to_generate(tmp_path: Path, load_it: Any) -> None:
+    tiny(FAMILIES[0]).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").unlink()
+    model = load_it(tmp_path / "model")
+    assert model.generation_config is not None
+    assert Path(model.config.name_or_path) == tmp_path / "model"
