@@ -131,7 +131,7 @@ def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]
     yield Table(title, ("", *(name.replace("_", " ") for name in sides)), rows)
     before, after = (document[name]["metrics"]["task_success"]["value"] for name in ("warm_start", "trained"))
     if step_of(Path(document["checkpoint"])) == 0:
-        yield "No step of GRPO did better on the validation tasks: the trained model is the warm start."
+        yield "No step of GRPO did as well on the validation tasks: the trained model is the warm start."
     elif after < before:
         folder = shlex.quote(document["run_dir"])
         lost = f"{100 * (before - after):.1f} points"

@@ -298,7 +298,7 @@ def _note_broken_terms(run: GrpoRun, trajectories: Sequence[Trajectory]) -> None
 
 
 def _evaluate_start(run: GrpoRun) -> None:
-    """Measure what the run begins with: it stays the best checkpoint if no step does better."""
+    """Measure what the run begins with: it stays the best checkpoint if no step does as well."""
     result = _evaluated(run)
     if result is not None:
         run.observers.note(f"before the first step: validation success {result.success:.0%}")
@@ -319,9 +319,9 @@ def _evaluated(run: GrpoRun) -> Validation | None:
     if not every or not run.tasks.validation or (state.step % every and not is_compared):
         return None
     result = run.actor.evaluate(run.tasks.validation, step=state.step)
-    if result.unscored < result.episodes and (
-        state.best_success is None or result.success > state.best_success
-    ):
+    least = -1.0 if state.best_success is None else state.best_success
+    is_better = result.success >= least if state.best_step == 0 else result.success > least
+    if result.unscored < result.episodes and is_better:
         state.best_success, state.best_step, state.evaluations_since_best = result.success, state.step, 0
     elif result.is_doubtful:
         run.observers.note(

@@ -33,9 +33,9 @@ def _train(job: dict[str, Any]) -> None:
         if record["step"] == job.get("kill_step"):
             _die()
 
-    def on_episode(_: object) -> None:
+    def on_part(what: str, done: int, _total: int) -> None:
         nonlocal episodes
-        episodes += 1
+        episodes += what == "episodes" and done > 0
         if episodes == job.get("kill_episode"):
             _die()
 
@@ -54,7 +54,7 @@ def _train(job: dict[str, Any]) -> None:
         run_dir=Path(job["run"]),
         resume=job["resume"],
         ledger=Path(job["ledger"]),
-        watch=Watch(on_step=on_step, on_episode=on_episode),
+        watch=Watch(on_step=on_step, on_part=on_part),
     )
 
 

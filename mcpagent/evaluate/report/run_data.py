@@ -212,8 +212,8 @@ def _pair(alike: dict[str, EvalResult]) -> tuple[str | None, str | None]:
         return int(alike[stem].provenance.get("step") or 0)
 
     with_step = [stem for stem, e in alike.items() if isinstance(e.provenance.get("step"), int)]
-    firsts = [stem for stem in with_step if step(stem) == 0]
-    lasts = [stem for stem in with_step if step(stem) > 0]
+    firsts = [stem for stem in with_step if step(stem) == 0 and stem != BEST]
+    lasts = [stem for stem in with_step if step(stem) > 0 or stem == BEST]  # a start may stay the best
     pairs = [(a, b) for a in firsts for b in lasts if alike[a].tasks.keys() & alike[b].tasks.keys()]
     if pairs:
         return max(pairs, key=lambda pair: (pair == (UNTRAINED, BEST), step(pair[1]), pair))
