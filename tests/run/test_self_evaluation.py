@@ -107,7 +107,8 @@ def test_without_held_out_tasks_it_is_the_validation_set_and_zero_turns_it_off(
     assert (made["provenance"]["split"], made["provenance"]["temperature"]) == ("validation", 1.0)
     assert made["n_episodes"] == 4
     off = trained(tiny_checkpoint, data, tmp_path / "off", "training.eval_samples=0", "training.max_steps=1")
-    assert [path.name for path in (off.run_dir / "eval").iterdir()] == ["step-000001.json"]
+    kept = sorted(path.name for path in (off.run_dir / "eval").iterdir())
+    assert kept == ["step-000000.json", "step-000001.json"]
     (data / "validation.jsonl").unlink()
     notes: list[str] = []
     options = ["algorithm=sft", "training.max_steps=1"]
@@ -144,9 +145,10 @@ def test_a_resumed_run_is_measured_on_the_tasks_that_it_began_with(
     watch = Watch(on_part=lambda *part: parts.append(part))
     first = ["training.eval_tasks=1", "training.max_steps=1", "training.eval_every=0"]
     run = trained(tiny_checkpoint, data, tmp_path / "run", *first, watch=watch)
-    # An evaluation of one task, the update of one group of two attempts, an evaluation.
+    # An evaluation of one task, two attempts, the update of their group, an evaluation.
     evaluation = [("evaluating", 0, 1), ("evaluating", 1, 1)]
-    assert parts == [*evaluation, ("updating", 2, 2), *evaluation]
+    episodes = [("episodes", done, 2) for done in range(3)]
+    assert parts == [*evaluation, *episodes, ("updating", 2, 2), *evaluation]
     config = load_train_config(
         [run.run_dir / "config.yaml"], ["training.max_steps=2", "training.eval_tasks=2"]
     ).config
@@ -183,7 +185,8 @@ def test_an_evaluation_is_kept_in_the_run_and_its_report_and_card_know_it(
         kept = evaluate_model(config.config, model=name, data=data / "heldout.jsonl").in_run
         assert kept is not None and kept.parent == (run.run_dir / "eval").resolve()
     names = {path.name for path in (run.run_dir / "eval").iterdir()}
-    assert names == {"step-000001.json", "step-000000-heldout.json", "step-000001-heldout.json"}
+    at_steps = {"step-000000.json", "step-000001.json"}
+    assert names == at_steps | {"step-000000-heldout.json", "step-000001-heldout.json"}
     view = read_run(run.run_dir)
     assert set(view.evaluations) == {BEFORE, AFTER} and len(view.pairs) == 2
     assert all(v.outcome != "not measured" for v in judge(view)[:2])
@@ -194,5 +197,6 @@ def test_an_evaluation_is_kept_in_the_run_and_its_report_and_card_know_it(
     beside = evaluate_model(config.config, model=str(run.run_dir), data=other).in_run
     assert beside is not None and beside.stem.startswith("step-000001-heldout-")
     RunFolder(run.run_dir).truncate_after(0)
-    assert {path.name for path in (run.run_dir / "eval").iterdir()} == {"step-000000-heldout.json"}
+    names = {path.name for path in (run.run_dir / "eval").iterdir()}
+    assert names == {"step-000000.json", "step-000000-heldout.json"}
     assert not list((run.run_dir / "trajectories").glob("eval_step-000001*"))
