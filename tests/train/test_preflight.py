@@ -170,15 +170,15 @@ def test_the_forecast_is_in_the_dtype_of_the_device() -> None:
     assert caches[0] == caches[1] > 0
 
 
-def test_a_pass_on_a_cpu_keeps_no_more_than_the_weights() -> None:
+def test_a_pass_on_a_cpu_keeps_no_more_than_half_of_the_weights() -> None:
     """By hand, of Qwen3-0.6B: 596 million weights, of 2 bytes 1.11 GiB; about 1.1 MiB a token (28 layers of
-    19,000 elements and 8,000 in float32), so that 512 tokens have room and 1,024 hardly."""
+    19,000 elements and 8,000 in float32), so that 256 tokens have room and 512 hardly."""
     target = TargetDevice(kind="cpu", memory=24 * GIB)
     chosen = load_train_config([], ["device=cpu", "model.dtype=bfloat16", "rollout.backend=hf"]).config
     checked = check_run(chosen, target)
     assert checked.forecast is not None
-    assert checked.settled(chosen).training.micro_batch_tokens in (512, 1024)
-    assert checked.forecast.parts["activations"] <= checked.forecast.parts["weights"]
+    assert checked.settled(chosen).training.micro_batch_tokens in (256, 512)
+    assert checked.forecast.parts["activations"] <= checked.forecast.parts["weights"] / 2
     assert (
         checked.forecast.fixed + checked.forecast.parts["activations"]
         < 2.5 * checked.forecast.parts["weights"]
