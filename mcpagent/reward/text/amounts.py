@@ -187,11 +187,13 @@ def units_of(text: str) -> set[str]:
 @dataclass(frozen=True)
 class Units:
     """What a number may be counted in: one of `names` (none: nobody said), and nothing else if `is_exact`.
-    What `may_be_percent` is called a rate, a share and the like."""
+    What `may_be_percent` is called a rate, a share and the like. Money is in one of `currencies`, if the
+    results name any."""
 
     names: frozenset[str] = frozenset()
     is_exact: bool = False
     may_be_percent: bool = False
+    currencies: frozenset[str] = frozenset()
 
 
 ANY_UNITS = Units()
@@ -212,6 +214,13 @@ def _reads(
             return numbers_equal(value, number)
         shown = replace(amount, decimals=amount.decimals + 2)
         return _number_is(shown, round(number / 100, shown.decimals), value, tolerance)
+    if (
+        unit
+        and is_money(unit)
+        and units.currencies
+        and not any(are_comparable(unit, other) for other in units.currencies)
+    ):
+        return False
     if unit is None or not units.names or unit in units.names:
         return _number_is(amount, number, value, tolerance)
     if any(measure(name) is None and name.startswith(unit) for name in units.names):

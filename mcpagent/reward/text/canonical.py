@@ -62,7 +62,9 @@ _COINS = re.compile(r"\b(\d+) (euros?|dollars?|pounds?|francs?) (\d\d)\b(?! ?[c�
 _CLOCK, _PART_OF_DAY = pattern("clock"), pattern("part_of_day")
 _DOTTED = re.compile(r"\b[A-Za-z]\.(?: ?[A-Za-z]\.){1,2}")
 LEGAL = frozenset(WORDS["legal_forms"].split())
-_AND = re.compile(r"\b(?:as well as|along with|together with|in addition to)\b", re.IGNORECASE)
+_AND = re.compile(
+    r"\b(?:as well as|along with|together with|in addition to|und|et(?! al\b))\b", re.IGNORECASE
+)
 _COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?(?:°|degrees?)\s?([NSEW]|north|south|east|west)\b")
 _NUMERO = re.compile(
     r"\bno\.? ?(?=#?\d)|\bno\. ?(?=(?:[A-Z]+-)+\d)|(?<=[a-z] )no(?: is|:) (?=[A-Z]*[-/ ]?\d)|(?<!\w)#(?=\d)",
@@ -71,7 +73,7 @@ _NUMERO = re.compile(
 _ISO_WEEK, _DAY_LATER = re.compile(r"\b\d{4}-W(?=[0-5]\d\b)"), re.compile(r"\(\+1 ?d(?:ay)?\)")
 _MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[$€£]?\d)|-(?=(?:[A-Z]{3}|[₹¥]) ?\d)", re.IGNORECASE)
 _MINUS_OUTSIDE = re.compile(r"(?<![\w-])-([A-Z]{3} ?|[₹¥] ?)(?=\d)")
-_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:[ ']\d{3})+(?!\d)")
+_GROUPS = re.compile(r"(?<![\w.,])(?<![^\W\d_]-)\d{1,3}(?:[ ']\d{3})+(?!\d)")
 _COMMA_DECIMALS = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?!\d|,\d)")
 _COMMA_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d|,\d)")
 _POINT_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")

@@ -84,6 +84,7 @@ _BEFORE = re.compile(r"(?:^|[,:c])a?s+,+V")  # "timber, V" names another one fir
 KIN = re.compile(r"[xz][ak]*oa?V")
 _SUBJECTS = frozenset(WORDS["subjects"].split())
 _AROUND_VALUE = re.compile(r"\(([^()]*V[^()]*)\)")  # such brackets are marks
+_TITLE = re.compile(r"\b[A-Z]{2,3} (?=\0)")
 BRACKETS = re.compile(r"\([^()]*\)")
 DATE, NUMBER = "\1", "\2"  # marks in place of such as nothing has said or shown
 _MARKS = dict(zip(f"{BLANK}{DATE}{NUMBER}():&/|+.!?", "VM#():&&&&...", strict=True))
@@ -130,8 +131,13 @@ def without_annotations(
     text: str, spans: Sequence[Span], targets: Sequence[Any], context: AnswerContext, *, is_list: bool
 ) -> str:
     """Return a text with marks in place of the spans, without what the record of one shows and stands in
-    brackets behind it, or next to an item: its identifier, score, date, name."""
+    brackets behind it, or next to an item: its identifier, score, date, name; or as letters ahead of a name:
+    its title."""
     rest = blanked(text, spans)
+    said_at = {start: text[start:end] for start, end in spans}
+    for match in _TITLE.finditer("" if any(map(is_amount, targets)) else rest):
+        if _is_remark(match[0], said_at.get(match.end(), ""), targets, context):
+            rest = blanked(rest, [match.span()], " ")
     for match in BRACKETS.finditer(rest):
         before = [text[start:end] for start, end in spans if end <= match.start()]
         if BLANK not in match[0] and before and _is_remark(match[0], before[-1], targets, context):

@@ -13,15 +13,17 @@ from mcpagent.reward.text.amounts import ANY_UNITS, Units
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import blanked
 from mcpagent.reward.text.moments import Span
-from mcpagent.reward.text.names import words
+from mcpagent.reward.text.names import is_weekday, words
 from mcpagent.reward.text.naming import part_spans, short, without_measure, worded_spans
-from mcpagent.reward.text.phrasing import AnswerContext
+from mcpagent.reward.text.phrasing import HEDGE, AnswerContext
 from mcpagent.reward.text.reading import says, spans_of
 from mcpagent.reward.text.shown import shown_leaves
 from mcpagent.reward.text.vocabulary import SAFE, stem
 
 _LONG = 6  # words: what is longer is no name
 Mark = tuple[int, int, str, list[str]]
+_SMALL = frozenset(("a", "an", "the", "of", "and", "it", "them", "degrees"))
+_BETWEEN = re.compile(r"[,;\n]|\band\b")
 _CLAUSE = re.compile(r"[,;.\n]|\b(?:and|while|whereas|but)\b")
 
 
@@ -29,6 +31,13 @@ def item_spans(
     items: Sequence[Any], text: str, context: AnswerContext, *, tolerance: float = 0.0, in_order: bool = False
 ) -> list[Span] | None:
     """Return where a text says the items, each of them; None if one is missing or out of order."""
+    as_named = _named_in_order(items, text, context, tolerance, in_order=in_order)
+    return as_named or _spans_by_part(items, text, context, in_order=in_order)
+
+
+def _named_in_order(
+    items: Sequence[Any], text: str, context: AnswerContext, tolerance: float, *, in_order: bool
+) -> list[Span] | None:
     spans: dict[int, list[Span]] = {}
     # Longer ones first: "Apple" is not in "Apple Pie".
     for place in sorted(range(len(items)), key=lambda i: -len(format_value(items[i]))):
@@ -47,6 +56,38 @@ def item_spans(
     return [span for of_item in spans.values() for span in of_item]
 
 
+def _spans_by_part(
+    items: Sequence[Any], text: str, context: AnswerContext, *, in_order: bool
+) -> list[Span] | None:
+    """The parts of an enumeration, if each tells one of the items by words of its own: "the parachute valve"
+    of "parachute valve checked", "Friday" of "Fri 13 Mar". None if a part has another word or could be
+    another value that is shown."""
+    of_items = [_tokens_of(format_value(item)) for item in items]
+    marks = [m.span() for m in _BETWEEN.finditer(text)]
+    starts, stops = [0, *(end for _, end in marks)], [*(start for start, _ in marks), len(text)]
+    spans = [span for span in zip(starts, stops, strict=True) if text[slice(*span)].strip(" .:")]
+    told: list[int] = []
+    parts = [_tokens_of(text[start:stop]) for start, stop in spans]
+    for said, span in zip(parts, spans, strict=True):
+        fitting = [place for place, tokens in enumerate(of_items) if said <= tokens]
+        if len(fitting) != 1 or HEDGE.search(text[slice(*span)]):
+            return None
+        unsaid = of_items[fitting[0]] - said
+        is_less = len(unsaid) >= len(said) or any(map(str.isdigit, "".join(unsaid)))
+        if is_less and not any(map(is_weekday, said)):
+            return None  # "blue" is no petrol blue
+        told += fitting
+    if sorted(told) != [*range(len(items))] or (in_order and told != sorted(told)):
+        return None
+    leaves = map(_tokens_of, shown_leaves(context))
+    others = [leaf for leaf in leaves if not any(leaf >= tokens for tokens in of_items)]
+    return None if any(said <= other for said in parts for other in others) else spans
+
+
+def _tokens_of(text: str) -> frozenset[str]:
+    return frozenset(stem(word) for word in words(canonical(text).replace("_", " ")) if word not in _SMALL)
+
+
 def _item_spans(
     item: Any, text: str, context: AnswerContext, tolerance: float, units: Units = ANY_UNITS
 ) -> list[Span]:
@@ -54,7 +95,7 @@ def _item_spans(
     if spans or not isinstance(item, str):
         return spans
     return part_spans(item, text, context) or (
-        without_measure(item, text, context) if item[:1].isupper() or item.endswith("%") else []
+        without_measure(item, text, context) if item[:1].isupper() or item.endswith(("%", ")")) else []
     )
 
 

@@ -83,7 +83,13 @@ _ITEM = re.compile(r"(?<=\s)(?:[A-Z]\w+|\d+)\b")
 _SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
 _UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
 CHANGED_FROM = re.compile(r"\bfrom [^,;.\n]{1,60} (?=to\b)", re.IGNORECASE)
-_PAST = re.compile(r"\b(?:previously|formerly|until then|used to be) $", re.IGNORECASE)
+_PAST = re.compile(
+    r"\b(?:previously|formerly|until then|used to be"
+    r"|had (?:first|1st|originally) \w+(?: for)?(?: an?| the)?) $",
+    re.IGNORECASE,
+)
+_ASKS_FIRST = re.compile(r"\b(?:first|earlier|before|sooner)\b", re.IGNORECASE)
+_FOLLOWED = re.compile(r"[^,;.\n]*\b(?:followed|came (?:second|2nd|next|later|after))\b(?! by\b)[^;.\n]*")
 _OF = re.compile(r"'s? (?=\w)")
 _REASON = pattern("reason")
 _COMPARED = pattern("compared")
@@ -174,7 +180,9 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             text = text if "not" in value_parts(value) else without_contrast(text)
             text = text if _ASKS_WHY.search(context.said) else _REASON.sub(" ", text)
             text = CHANGED_FROM.sub(" ", text)
-            spans = option_spans(check, value, text)
+            if _ASKS_FIRST.search(context.said):
+                text = _FOLLOWED.sub(" ", text)
+            spans = [s for s in option_spans(check, value, text) if not _PAST.search(text[: s[0]])]
             others = [
                 span
                 for option in check.options

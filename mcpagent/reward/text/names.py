@@ -27,6 +27,7 @@ _OPERATOR, _FORMULA = re.compile(r"[-+*/=<>]"), re.compile(r"[\w)] ?[+*^=] ?[\w(
 # Two parts that are also said the other way round.
 _SWAPPED = (
     re.compile(r"([^()]+) \(([^()\d]+)\)"),  # wheelbarrow (red)
+    re.compile(r"([a-z]+), ([a-z]+)"),  # glove, left
     re.compile(r"([^,]+ [^,]+), ([^,]+ [^,]+)"),  # Old Hall, room 2: room 2 of the Old Hall
     re.compile(r"([a-z ]+) (?:in|for|of|with|at|on) ([a-z ]+)"),  # shower in compartment
     re.compile(r"([a-z ]+) ([A-Z]+-?\d+)"),  # derailleur hanger PH-17
@@ -114,6 +115,8 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     if address := _HOUSE_LAST.fullmatch(value):
         street, house, place = map(words, address.groups())
         yield _put_together(map(american, [*house, *street, *place]))
+    if grade := re.fullmatch(r"[A-Z\d] ?[-–—:] ([a-z ]+)", value):  # B - light wear
+        yield _put_together(map(american, words(grade[1])))
     if re.search(r"\d \d", value):  # DE 09 487
         yield "".join(tokens)
     if of := _GENITIVE.fullmatch(value):  # Lear's daughters

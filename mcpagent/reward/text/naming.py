@@ -24,9 +24,12 @@ _NAME_BEFORE, _NAME_AFTER = (
 )
 _LONG = 4  # words: what is longer is no name
 _CAPITALISED = re.compile(r"(?:[A-Z][^\W\d_]+ ){1,3}[A-Z][^\W\d_]+")
-_MEASURE = re.compile(r"(?<=[^\W\d_]{3}) (\d+(?:[.,]\d+)?) ?(?:%|[a-zµ]{1,3}(?:/[a-z]{1,2}[²³23]?)?)$")
+_MEASURE = re.compile(
+    r"(?<=[^\W\d_]{3}) (?:(\d+(?:[.,]\d+)?) ?(?:%|[a-zµ]{1,3}(?:/[a-z]{1,2}[²³23]?)?)|\([^()]*\))$"
+)
 _NEXT_NUMBER = re.compile(r"[\s,]*(\d[\d.,]*)\s?([^\W\d_]*)")
 _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
+_POINTS = {"N": "north", "E": "east", "S": "south", "W": "west"}
 _COMPASS = re.compile(r"[NESW]|[NS][EW]|[NS][NS][EW]|[EW][NS][EW]")
 _PREFIXED = re.compile(r"([^\W\d_](?:.*\D)?)(\d{2,})")
 _ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
@@ -74,8 +77,9 @@ def _own_words(name: str, text: str, context: AnswerContext) -> list[Span]:
 
 
 def without_measure(name: str, text: str, context: AnswerContext) -> list[Span]:
-    """Return where a text says a name without its measure, and no other number behind it, if no other name
-    that is shown begins so: "bottom bracket" of "Bottom bracket 68 mm"."""
+    """Return where a text says a name without its measure, and no other number behind it, or without what
+    is in brackets behind it, if no other name that is shown begins so: "bottom bracket" of "Bottom bracket
+    68 mm"."""
     if (measure := _MEASURE.search(name)) is None:
         return []
     bare, contents = name[: measure.start()], [canonical(result.content) for result in context.results]
@@ -94,7 +98,7 @@ def worded_spans(value: Any, text: str) -> list[Span]:
     needs_repair, "located, but it hasn't been sent" LOCATED_NOT_SENT, "every week" WEEKLY."""
     if not isinstance(value, str):
         return []
-    if not _ENUMERATED.fullmatch(value) or _COMPASS.fullmatch(value):
+    if not _ENUMERATED.fullmatch(value) or _COMPASS.fullmatch(value) or value in _POINTS.values():
         return _spelt_out(value, text)
     if period := PERIODS.get(value.casefold()):
         return [m.span() for m in EVERY.finditer(text) if PERIODS.get(m[1].casefold()) == period]
@@ -128,8 +132,8 @@ def _spelt_out(name: str, text: str) -> list[Span]:
     "PlayStation 5" of PS5, "severity 2" of SEV2, "south-east" of SE."""
     if place := re.fullmatch(r"([a-z]+) (\d+)", name):  # "the third act" of act 3
         return [m.span() for m in re.finditer(rf"\b0?{place[2]}(?:st|nd|rd|th) {place[1]}\b", text)]
-    if _COMPASS.fullmatch(name):
-        said = "[ -]?".join({"N": "north", "E": "east", "S": "south", "W": "west"}[point] for point in name)
+    if _COMPASS.fullmatch(name) or name in _POINTS.values():
+        said = "[ -]?".join(_POINTS[point] for point in name) if name.isupper() else name
         return [
             m.span() for m in re.finditer(rf"(?<!\w|-){said}(?:er(?:n|ly))?(?!\w|-)", text, re.IGNORECASE)
         ]
@@ -241,15 +245,19 @@ def option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
         return spans + [span for span in worded if not any(a < span[1] and span[0] < b for a, b in spans)]
     if worded or (worded := _of_own_part(written, check.options, text)):
         return worded
+    if any(spans_of(other, text) for other in check.options):
+        return []  # "B was opened first"
     place = check.options.index(option) if option in check.options else len(_ORDINALS)
     named = _ORDINALS[place] if place < len(_ORDINALS) else ()
     return [m.span() for word in named for m in re.finditer(rf"\b{word}\b", text, re.IGNORECASE)]
 
 
 def _of_own_part(option: str, options: Sequence[Any], text: str) -> list[Span]:
-    """Where a text has a name of an option that no other one has: "Mr. Pask's" of Lionel Pask."""
-    told = [str(other).split() for other in options]
-    parts = [part for part in option.split() if sum(part in other for other in told) == 1]
-    parts = [part for part in parts if part.istitle() and part.isalpha() and part.casefold() not in SAFE]
-    spans = [span for part in parts if len(option.split()) > 1 for span in spans_of(part, text)]
-    return [span for span in spans if text[span[0]].isupper()]
+    """Where a text has a part of an option that no other one has: "Mr. Pask's" of Lionel Pask, "by weights"
+    of weight-driven."""
+    told = [re.split("[ -]", str(other)) for other in options]
+    parts = [part for part in re.split("[ -]", option) if sum(part in other for other in told) == 1]
+    parts = [part for part in parts if part.isalpha() and part.casefold() not in SAFE and part != option]
+    parts = [part for part in parts if part.istitle() or " " not in option]
+    spans = [span for part in parts for span in spans_of(part, text)]
+    return [span for span in spans if text[span[0]].isupper() or option.islower()]

@@ -149,4 +149,9 @@ def units_for(check: AnswerCheck, context: AnswerContext, *, may_be_percent: boo
     names = names or (of_fields[0] if all(units == of_fields[0] for units in of_fields) else names)
     if any("%" in result.content for result in context.results):
         names = names | {"%"}
-    return Units(frozenset(names), may_be_percent=may_be_percent or bool(_RATE.search(context.said)))
+    shown = units_of(canonical(" ".join(result.content for result in context.results)))
+    return Units(
+        frozenset(names),
+        may_be_percent=may_be_percent or bool(_RATE.search(context.said)),
+        currencies=frozenset(filter(is_money, shown)),
+    )

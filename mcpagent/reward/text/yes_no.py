@@ -36,6 +36,7 @@ _OPPOSITES = [
     for asked, told in (
         (r"on(?= for| in| at|\W*$)|enabled|activated|active", "off|disabled|deactivated|inactive"),
         ("pass(?:ed)?|succeed(?:ed)?|successful", "fail(?:ed|s|ure)?|unsuccessful"),
+        ("open", "closed|shut"),
     )
 ]
 
