@@ -47,6 +47,7 @@ tests of the last ones say how much is left:
     fortyfirst         5     0     9    1      after the fortieth; pairs turned round, "no" of another thing
     fortysecond        2     0     4    1      after the fortyfirst; names without what the question says
     fortythird         7     1    10    1      after the fortysecond; steps in other words, currencies
+    fortyfourth        5     0.4   8    0.4    after the fortythird; grades, options by a part, forms of firms
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -114,7 +115,7 @@ KNOWN = {
     "third": ((0, 0), (0, 0)),
     "fourth": ((0, 0), (0, 0)),
     "fifth": ((2, 1), (4, 1)),
-    "sixth": ((0, 0), (3, 0)),
+    "sixth": ((0, 0), (2, 0)),
     "seventh": ((0, 0), (1, 0)),
     "eighth": ((8, 0), (14, 0)),
     "ninth": ((6, 0), (8, 0)),
@@ -147,11 +148,12 @@ KNOWN = {
     "thirtysixth": ((1, 0), (5, 1)),
     "thirtyseventh": ((3, 0), (18, 0)),
     "thirtyeighth": ((5, 0), (11, 0)),
-    "thirtyninth": ((2, 0), (21, 0)),
+    "thirtyninth": ((2, 0), (20, 0)),
     "fortieth": ((3, 0), (17, 2)),
-    "fortyfirst": ((3, 0), (17, 0)),
+    "fortyfirst": ((3, 0), (16, 0)),
     "fortysecond": ((2, 0), (6, 1)),
     "fortythird": ((6, 1), (14, 1)),
+    "fortyfourth": ((2, 0), (9, 0)),
 }
 
 

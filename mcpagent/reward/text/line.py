@@ -178,7 +178,8 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             )
         case "choice":
             text = text if "not" in value_parts(value) else without_contrast(text)
-            text = text if _ASKS_WHY.search(context.said) else _REASON.sub(" ", text)
+            if not _ASKS_WHY.search(context.said):  # "is behind B" is a reason, if "behind" is no answer
+                text = _REASON.sub(lambda m: m[0] if option_spans(check, value, m[0]) else " ", text)
             text = CHANGED_FROM.sub(" ", text)
             if _ASKS_FIRST.search(context.said):
                 text = _FOLLOWED.sub(" ", text)

@@ -13,7 +13,7 @@ from mcpagent.reward.text.moments import Span
 from mcpagent.reward.text.words import WORDS
 
 UNSAID = frozenset(WORDS["titles"].split())
-_TOKEN = re.compile(r"[^\W_]+(?:\+{1,2}(?!\w)|#)?")
+_TOKEN = re.compile(r"[^\W_]+(?:\+{1,2}(?!\w)|#|(?<=\b[A-Z])[-−](?![\w-]))?")
 _LETTERS = str.maketrans({"ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "å": "aa", "ø": "oe"})
 _WEEKDAY_NAME = re.compile(r"(mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs?|ur)?(?:days?)?")
@@ -35,6 +35,7 @@ _SWAPPED = (
 _GENITIVE = re.compile(r"(.+) of (.+)")
 _DOTTED = re.compile(r"[a-z]+(?:[._](?:in|on|at|of|with|and|but|the|is))")  # returns.in is not returns.out
 _EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
+_SIGNS = {"+": ("plus", "positive"), "-": ("minus", "negative")}
 _LEADING_MARKS = re.compile(r"[^\w\s]+(?=\w)")
 _BETWEEN_WORDS = frozenset(
     ("and", "but", "on", "in", "at", "of", "the", "with", "number", "is", "are", "was", "were")
@@ -110,6 +111,8 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     ):
         yield "".join(word[0] for word in tokens[:-1]) + tokens[-1]  # J. S. Bach
         yield "".join(word for word in tokens if len(word) > 1 and word not in UNSAID)
+    if len(tokens) == 1 and (sign := _SIGNS.get(tokens[0][1:])):  # A minus, B negative
+        yield from (tokens[0][0] + word for word in sign)
     if version := _VERSION_OF.fullmatch(_put_together(tokens)):
         yield version[1] + ("" if version[2] else "v") + version[3]  # TLS 1.3
     if address := _HOUSE_LAST.fullmatch(value):

@@ -35,6 +35,7 @@ _PREFIXED = re.compile(r"([^\W\d_](?:.*\D)?)(\d{2,})")
 _ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
 _NOUN_OF_VERB = re.compile(r"^[a-z]{3,}(?:ure|ess|ion|al|ing|ment)$")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
+_PARTED = re.compile(r"\W+")
 _ORDINALS = (("first", "former", "1st"), ("second", "latter", "2nd"), ("third", "3rd"), ("fourth", "4th"))
 
 
@@ -247,6 +248,13 @@ def option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
         return worded
     if any(spans_of(other, text) for other in check.options):
         return []  # "B was opened first"
+    if written.isalpha() and written.islower():  # "repair it" of repaired
+        told = [m for m in _WORD.finditer(text) if not m[0].endswith(("er", "est"))]  # which compare
+        alike = [m for m in told if _is_inflected(m[0].casefold(), written)]
+        others = [str(other) for other in check.options if other != option]
+        alike = [m for m in alike if not any(_is_inflected(m[0].casefold(), other) for other in others)]
+        if alike:
+            return [m.span() for m in alike]
     place = check.options.index(option) if option in check.options else len(_ORDINALS)
     named = _ORDINALS[place] if place < len(_ORDINALS) else ()
     return [m.span() for word in named for m in re.finditer(rf"\b{word}\b", text, re.IGNORECASE)]
@@ -255,9 +263,10 @@ def option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
 def _of_own_part(option: str, options: Sequence[Any], text: str) -> list[Span]:
     """Where a text has a part of an option that no other one has: "Mr. Pask's" of Lionel Pask, "by weights"
     of weight-driven."""
-    told = [re.split("[ -]", str(other)) for other in options]
-    parts = [part for part in re.split("[ -]", option) if sum(part in other for other in told) == 1]
-    parts = [part for part in parts if part.isalpha() and part.casefold() not in SAFE and part != option]
-    parts = [part for part in parts if part.istitle() or " " not in option]
+    told = [_PARTED.split(str(other)) for other in options]
+    parts = [part for part in _PARTED.split(option) if sum(part in other for other in told) == 1]
+    parts = [part for part in parts if part.isalpha() and part.casefold() not in SAFE]
     spans = [span for part in parts for span in spans_of(part, text)]
-    return [span for span in spans if text[span[0]].isupper() or option.islower()]
+    if re.match(r"[A-Z] \(", option):  # A (sequential scan)
+        spans += [m.span() for m in re.finditer(rf"\b{option[0]}\b(?! [a-z])", text)]
+    return [span for span in spans if text[span[0]].isupper() or not option.istitle()]

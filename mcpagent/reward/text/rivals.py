@@ -75,6 +75,7 @@ _PART_END = re.compile(r"(?<=[.!?])\s+|[\n;,(]|\b(?:and|but|while|whereas)\b")
 _SUBJECT = re.compile(r"([^:]*[^\W\d_][^:]*?)(?::| (?:is|are|was|were|has|have|had)\b)")
 _OF_THING = re.compile(r"(?:\W+\w+){0,3}?\s(?:of|in|for)\s(.+)")
 _LACKS = re.compile(r"\0 (?:has|have|had|with) no(?:body)?\b")  # "which is free?" - "B has no assignee"
+_ASKS_LACK = re.compile(r"\b(?:lack(?:s|ing)?|miss(?:es|ing)|without)\b", re.IGNORECASE)
 _IDENTIFIER = re.compile(r"\s*(?=\w*[\d_])\w*[a-z]\w*[.\s]*")  # ppc64le, due_on
 _NAMED = frozenset(("named", "called"))
 _YEAR = re.compile(r"\b(?:in|during|for) (?:19|20)\d\d\b(?![-/.,]\d)", re.IGNORECASE)
@@ -248,7 +249,7 @@ def _is_denied(rest: str, context: AnswerContext) -> bool:
     as "a false alarm"."""
     said = _NOT.sub(" not", canonical(context.said))
     quoted = (f" {' '.join(words(said))} ", *context.token_lines)
-    is_denial_asked = NEGATED.search(said) is not None
+    is_denial_asked = NEGATED.search(said) is not None or _ASKS_LACK.search(said) is not None
     for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", _NOT.sub(" not", without_asked(rest, said)))):
         if BLANK not in sentence:
             continue
