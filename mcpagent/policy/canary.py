@@ -12,7 +12,8 @@ things are compared.
    the weights move little; on those tokens the change of the sampler's logprobs is projected on the change
    of the trainer's. An engine's own error, many times larger than one update in bfloat16, is nearly the same
    before and after and cancels. The first proof of a run measures what is left: the mismatch of the two
-   engines, and what each differs by when it does the same twice.
+   engines, and what each differs by when it does the same twice. A sampler that did not move draws its
+   tokens again; over the few that a large vocabulary leaves after an update, both round as they like.
 
 Whatever looks wrong is measured again before it stops a run. The prompts are the same each time, so that a
 cache that outlived the update is met again. They are sampled hotter than episodes are: if a policy is
@@ -47,6 +48,7 @@ _MANY_TOKENS = 16  # in narrower dtypes, whose noise takes 512 tokens to average
 _PROMPT_TOKENS = 72  # the last ones: they end where a turn begins
 _CERTAIN = 5.0  # standard errors
 _STILL = 0.05  # of the trainer's change: a sampler that moved by less has not moved
+_SAME_TOKENS = 0.5  # of those that the sampler draws again if nothing changed: one that has not moved does
 
 # Prompts and their completions at a temperature -> the trainer's logprobs, in the order of the tokens.
 Scorer = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], float], Sequence[float]]
@@ -93,6 +95,7 @@ class Proof:
             "canary_p99": self.p99,
             "canary_k3": self.k3,
             "canary_tokens": self.tokens,
+            "canary_compared": self.compared,
             "canary_direction": self.direction,
             "canary_direction_error": self.direction_error,
             "canary_moved": self.moved,
@@ -121,9 +124,11 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Noise:
-    """What the first proof of a run measured, all root mean squares in nats: the mismatch of correct engines,
-    and what sampler and trainer differ by when each does the same twice."""
+    """What the first proof of a run measured: how many tokens the sampler `repeated`, and as root mean squares
+    in nats the mismatch of correct engines, and what sampler and trainer differ by when each does the same
+    twice."""
 
+    repeated: int
     mismatch: float
     mean: float  # absolute
     sampler: float
@@ -241,6 +246,7 @@ class Canary:
         repeated = self._scored(reading.tokens)
         whole = [len(row) for row in reading.tokens]
         return _Noise(
+            repeated=sum(same),
             mismatch=_rms(reading.mismatch),
             mean=_mean_size(reading.mismatch),
             sampler=_rms(_differences(rows, reading.sampler, same)),
@@ -259,8 +265,11 @@ class Canary:
         noise = self._noise
         if noise is None or change.trainer <= 2.0 * math.hypot(noise.sampler, noise.trainer):
             return False
-        if change.sampler**2 <= 1.5 * noise.sampler**2 + (_STILL * change.trainer) ** 2:
+        is_still = change.sampler**2 <= 1.5 * noise.sampler**2 + (_STILL * change.trainer) ** 2
+        if is_still and change.tokens >= _SAME_TOKENS * noise.repeated:
             return True
+        if change.tokens < CANARY_ROWS:
+            return False  # too few for an error of the direction
         # The part of the trainer's change that is the update at least, and not its own rounding.
         signal = 1.0 - (noise.mismatch / change.trainer) ** 2
         low, high = (change.direction + sign * _CERTAIN * change.error for sign in (1.0, -1.0))

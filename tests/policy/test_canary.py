@@ -188,6 +188,42 @@ def test_one_missed_update_far_below_the_tolerance_is_seen_by_how_the_trainer_mo
         assert proof.moved == pytest.approx(1.0, abs=0.3)
 
 
+class Redrawn:
+    """Another policy that from `is_updated` on draws other tokens in all rows but the first, as one of a large
+    vocabulary does after any update; what it says of the first is rounded to what it was."""
+
+    def __init__(self, policy: Policy, model: Any) -> None:
+        self._policy, self._score, self.is_updated = policy, scorer(model), False
+
+    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        completions = await self._policy.complete(requests)
+        if not self.is_updated:
+            self._first = completions[0]
+            return completions
+        redrawn = [self._first]
+        for request, completion in zip(requests[1:], completions[1:], strict=True):
+            tokens = tuple((token + 1) % VOCABULARY for token in completion.token_ids)
+            logprobs = self._score([request.token_ids], [tokens], request.sampling.temperature)
+            redrawn.append(completion.model_copy(update={"token_ids": tokens, "logprobs": tuple(logprobs)}))
+        return redrawn
+
+    async def release(self, episode_id: str) -> None:
+        await self._policy.release(episode_id)
+
+
+def test_a_few_tokens_that_were_drawn_again_are_no_proof_that_a_sampler_did_not_move() -> None:
+    model = lora_model()
+    train_a_little(model)
+    served = copy.deepcopy(model)
+    with serving(served.get_base_model()) as policy:
+        canary, redrawn = watching(model), Redrawn(policy, model)
+        assert proved(canary, redrawn, 0).compared == 0
+        one_step(model, 1e-6)
+        policy.on_weights_changed(lambda: served.load_state_dict(model.state_dict()))
+        redrawn.is_updated = True
+        assert 0 < proved(canary, redrawn, 1).compared < CANARY_ROWS
+
+
 def test_a_step_that_changes_no_weight_is_no_reason_to_stop() -> None:
     model = lora_model().to(torch.bfloat16)
     with serving(model.get_base_model()) as policy:
