@@ -124,9 +124,9 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Noise:
-    """What the first proof of a run measured: how many tokens the sampler `repeated`, and as root mean squares
-    in nats the mismatch of correct engines, and what sampler and trainer differ by when each does the same
-    twice."""
+    """What the first proof of a run measured: how many tokens the sampler `repeated`, and as root mean
+    squares in nats the mismatch of correct engines, and what sampler and trainer differ by when each does
+    the same twice."""
 
     repeated: int
     mismatch: float

@@ -189,8 +189,8 @@ def test_one_missed_update_far_below_the_tolerance_is_seen_by_how_the_trainer_mo
 
 
 class Redrawn:
-    """Another policy that from `is_updated` on draws other tokens in all rows but the first, as one of a large
-    vocabulary does after any update; what it says of the first is rounded to what it was."""
+    """Another policy that from `is_updated` on draws other tokens in all rows but the first, as one of a
+    large vocabulary does after any update; what it says of the first is rounded to what it was."""
 
     def __init__(self, policy: Policy, model: Any) -> None:
         self._policy, self._score, self.is_updated = policy, scorer(model), False

@@ -48,6 +48,7 @@ tests of the last ones say how much is left:
     fortysecond        2     0     4    1      after the fortyfirst; names without what the question says
     fortythird         7     1    10    1      after the fortysecond; steps in other words, currencies
     fortyfourth        5     0.4   8    0.4    after the fortythird; grades, options by a part, forms of firms
+    fortyfifth         2     0     6    0      after the fortyfourth; codes with their place, what follows
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -141,19 +142,20 @@ KNOWN = {
     "twentyninth": ((1, 0), (7, 0)),
     "thirtieth": ((1, 0), (12, 0)),
     "thirtyfirst": ((5, 0), (11, 1)),
-    "thirtysecond": ((3, 0), (13, 0)),
+    "thirtysecond": ((3, 0), (12, 0)),
     "thirtythird": ((0, 0), (2, 0)),
     "thirtyfourth": ((3, 0), (3, 1)),
     "thirtyfifth": ((1, 0), (1, 0)),
     "thirtysixth": ((1, 0), (5, 1)),
     "thirtyseventh": ((3, 0), (18, 0)),
-    "thirtyeighth": ((5, 0), (11, 0)),
-    "thirtyninth": ((2, 0), (20, 0)),
+    "thirtyeighth": ((4, 0), (10, 0)),
+    "thirtyninth": ((2, 0), (19, 0)),
     "fortieth": ((3, 0), (17, 2)),
-    "fortyfirst": ((3, 0), (16, 0)),
+    "fortyfirst": ((3, 0), (15, 0)),
     "fortysecond": ((2, 0), (6, 1)),
     "fortythird": ((6, 1), (14, 1)),
     "fortyfourth": ((2, 0), (9, 0)),
+    "fortyfifth": ((3, 0), (8, 0)),
 }
 
 

@@ -983,6 +983,34 @@ def test_reasons_denials_and_remarks_speak_for_or_against_a_free_text(
             ["1150 parts per million"],
             ["1150 parts per billion"],
         ),
+        (
+            {"type": "name", "value": "4050-263"},
+            "What is the postal code of the address?",
+            "formatted_address: R. das Flores 112, 4050-263 Porto, Portugal\nother: 4000-112 Braga",
+            ["4050-263 Porto"],
+            ["4000-112 Braga"],
+        ),
+        (
+            {"type": "name", "value": "Tuber uncinatum"},
+            "Which species was found?",
+            "E-13: Tuber brumale\nE-14: Tuber uncinatum",
+            ["T. uncinatum"],
+            ["T. brumale"],
+        ),
+        (
+            {"type": "list", "value": ["Degas the water", "Fill the basin", "Start the pump"]},
+            "In what order are the steps carried out?",
+            "1. Degas the water\n2. Fill the basin\n3. Start the pump",
+            ["First you degas the water, then fill the basin and finally start the pump."],
+            ["First you fill the basin, then degas the water and finally start the pump."],
+        ),
+        (
+            {"type": "choice", "value": "Chez Yvonne", "options": ["Brasserie Lutz", "Chez Yvonne"]},
+            "Which order weighs more, the one for Brasserie Lutz or the one for Chez Yvonne?",
+            "Brasserie Lutz C-2208 41.5 kg\nChez Yvonne C-2211 44.0 kg",
+            ["Chez Yvonne's order"],
+            ["Brasserie Lutz's order"],
+        ),
     ],
 )
 def test_scaled_units_other_words_and_identifiers_are_told_apart(
@@ -1175,6 +1203,27 @@ def test_scaled_units_other_words_and_identifiers_are_told_apart(
             "Created by: integration-bot\nReported by phone.",
             "The ticket doesn't name the customer; it only says the fault was reported by phone.",
             "The customer integration-bot reported the fault by phone.",
+        ),
+        (
+            {"type": "choice", "value": "sub_Bergen", "options": ["sub_Oslo", "sub_Bergen"]},
+            "Which subscription renews first, sub_Oslo or sub_Bergen?",
+            "sub_Oslo: 2026-09-30\nsub_Bergen: 2026-04-15",
+            "sub_Bergen does, on 15 April; sub_Oslo only follows at the end of September.",
+            "sub_Oslo does; sub_Bergen only follows at the end of September.",
+        ),
+        (
+            {"type": "number", "value": 83.47, "unit": "%"},
+            "What coverage does py312 report?",
+            "py311: 81.06 %\npy312: 83.47 %",
+            "83.47% coverage, slightly more than the 81.06% under Python 3.11.",
+            "81.06% coverage, slightly less than the 83.47% under Python 3.11.",
+        ),
+        (
+            {"type": "yes_no", "value": True},
+            "Can anyone download without signing in?",
+            "Anonymous users: GetObject allowed",
+            "They can: the anonymous policy is set to `download`.",
+            "They can't: the anonymous policy is set to `download`.",
         ),
     ],
 )

@@ -60,7 +60,7 @@ _ASIDE = re.compile(
     r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
 _COMPARISON = re.compile(
-    r"(?:,\s+(?:unlike|(?:well )?within)"
+    r"(?:,\s+(?:unlike|(?:well )?within|(?:\w+ )?(?:more|less|higher|lower) than)"
     r"|\s(?:compared (?:with|to)|against|ahead of|behind|followed by|vs\.?))(?=\s)"
     r"((?:[^,.;\n]|[.,](?=\d))*)"
 )

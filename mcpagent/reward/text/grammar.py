@@ -73,7 +73,7 @@ _AROUND = {
         "amounts": (_VERB, _UNIT_TAIL, rf"x[ackops]*|{_AMOUNT_TAIL}{_VERB}"),
         "name": (_NOUN, _TAIL, _TAIL + _NOUN),
         "names": (_NOUN, _LISTED, rf"[xz][ackops]+|{_LISTED}{_NOUN}"),
-        "code": (rf"[xN]k?|{_VERB}", _TAIL, _TAIL + _VERB),
+        "code": (rf"[xN]k?|{_VERB}", rf"S*{_TAIL}", _TAIL + _VERB),
         "choice": (_NOUN, _OPEN_TAIL, _OPEN_TAIL + _NOUN),
         "items": (_NOUN, _ITEMS, _ITEMS),
     }.items()

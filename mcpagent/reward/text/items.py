@@ -19,10 +19,11 @@ from mcpagent.reward.text.phrasing import HEDGE, AnswerContext
 from mcpagent.reward.text.reading import says, spans_of
 from mcpagent.reward.text.shown import shown_leaves
 from mcpagent.reward.text.vocabulary import SAFE, stem
+from mcpagent.reward.text.words import WORDS
 
 _LONG = 6  # words: what is longer is no name
 Mark = tuple[int, int, str, list[str]]
-_SMALL = frozenset(("a", "an", "the", "of", "and", "it", "them", "degrees"))
+_SMALL = frozenset(WORDS["enumerating"].split())
 _BETWEEN = re.compile(r"[,;\n]|\band\b")
 _CLAUSE = re.compile(r"[,;.\n]|\b(?:and|while|whereas|but)\b")
 

@@ -88,8 +88,11 @@ _PAST = re.compile(
     r"|had (?:first|1st|originally) \w+(?: for)?(?: an?| the)?) $",
     re.IGNORECASE,
 )
+_OWNED = re.compile(r"(?<=\w)(?<![Ii]t)'s? (\w+)")  # "A's order" of the orders that are asked about
 _ASKS_FIRST = re.compile(r"\b(?:first|earlier|before|sooner)\b", re.IGNORECASE)
-_FOLLOWED = re.compile(r"[^,;.\n]*\b(?:followed|came (?:second|2nd|next|later|after))\b(?! by\b)[^;.\n]*")
+_FOLLOWED = re.compile(
+    r"[^,;.\n]*\b(?:follow(?:s|ed)|c[ao]mes? (?:second|2nd|next|later|after))\b(?! by\b)[^;.\n]*"
+)
 _OF = re.compile(r"'s? (?=\w)")
 _REASON = pattern("reason")
 _COMPARED = pattern("compared")
@@ -181,6 +184,8 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             if not _ASKS_WHY.search(context.said):  # "is behind B" is a reason, if "behind" is no answer
                 text = _REASON.sub(lambda m: m[0] if option_spans(check, value, m[0]) else " ", text)
             text = CHANGED_FROM.sub(" ", text)
+            asked = stems(context.said) - stems(" ".join(map(str, check.options)))
+            text = _OWNED.sub(lambda m: " " if stem(m[1].casefold()) in asked else m[0], text)
             if _ASKS_FIRST.search(context.said):
                 text = _FOLLOWED.sub(" ", text)
             spans = [s for s in option_spans(check, value, text) if not _PAST.search(text[: s[0]])]

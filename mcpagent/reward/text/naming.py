@@ -188,6 +188,13 @@ def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
     place = name.rpartition("/")[2].replace("_", " ")
     if place != name and spans_of(place, canonical(context.said)):  # Lagos of Africa/Lagos
         return spans_of(place, text)
+    told = [canonical(result.content) for result in context.results]
+    if (
+        place != name
+        and "." in place
+        and all(len(spans_of(place, t)) <= len(spans_of(name, t)) for t in told)
+    ):
+        return spans_of(place, text)  # a file's name
     initials = "".join(word[0] for word in name.split()) if _CAPITALISED.fullmatch(name) else ""
     if initials and (spans := [m.span() for m in re.finditer(rf"\b{initials}\b", text)]):
         others = (leaf for leaf in shown_leaves(context) if _CAPITALISED.fullmatch(leaf) and leaf != name)
