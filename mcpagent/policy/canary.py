@@ -70,7 +70,8 @@ class Proof:
     """Nats a token over `tokens` canary tokens of policy `version`. Those of `compared` were sampled by the
     version before too: `direction` is the projection of the sampler's change on the trainer's (1: the update
     arrived, 0: it did not), with its standard error, `moved` the ratio of the changes' sizes. None if
-    there is nothing to compare with, or the trainer's own logprobs did not move."""
+    there is nothing to compare with, fewer than `CANARY_ROWS` tokens were, or the trainer's own logprobs did
+    not move."""
 
     version: int
     tokens: int
@@ -355,6 +356,7 @@ def _differences(
 def _proof(reading: _Reading, change: _Change | None, *, version: int, arrived: int, cpu_s: float) -> Proof:
     sampler, trainer, mismatch = _flat(reading.sampler), _flat(reading.trainer), reading.mismatch
     sizes = sorted(map(abs, mismatch))
+    told = change if change is not None and change.tokens >= CANARY_ROWS else None
     return Proof(
         version=version,
         tokens=len(sampler),
@@ -366,9 +368,9 @@ def _proof(reading: _Reading, change: _Change | None, *, version: int, arrived: 
         # Sampled by the sampler, so r - 1 - log r with r = trainer / sampler (Schulman 2020).
         k3=fmean(math.exp(-gap) - 1.0 + gap for gap in mismatch),
         compared=change.tokens if change is not None else 0,
-        direction=change.direction if change is not None else None,
-        direction_error=change.error if change is not None else None,
-        moved=change.sampler / change.trainer if change is not None else None,
+        direction=told.direction if told is not None else None,
+        direction_error=told.error if told is not None else None,
+        moved=told.sampler / told.trainer if told is not None else None,
         arrived=arrived,
         cpu_s=cpu_s,
     )

@@ -221,7 +221,9 @@ def test_a_few_tokens_that_were_drawn_again_are_no_proof_that_a_sampler_did_not_
         one_step(model, 1e-6)
         policy.on_weights_changed(lambda: served.load_state_dict(model.state_dict()))
         redrawn.is_updated = True
-        assert 0 < proved(canary, redrawn, 1).compared < CANARY_ROWS
+        proof = proved(canary, redrawn, 1)
+    assert 0 < proof.compared < CANARY_ROWS
+    assert proof.direction is None and proof.moved is None
 
 
 def test_a_step_that_changes_no_weight_is_no_reason_to_stop() -> None:
