@@ -91,7 +91,7 @@ _PAST = re.compile(
 _OWNED = re.compile(r"(?<=\w)(?<![Ii]t)'s? (\w+)")  # "A's order" of the orders that are asked about
 _ASKS_FIRST = re.compile(r"\b(?:first|earlier|before|sooner)\b", re.IGNORECASE)
 _FOLLOWED = re.compile(
-    r"[^,;.\n]*\b(?:follow(?:s|ed)|c[ao]mes? (?:second|2nd|next|later|after))\b(?! by\b)[^;.\n]*"
+    r"[^,;.\n]{0,60}\b(?:follow(?:s|ed)|c[ao]mes? (?:second|2nd|next|later|after))\b(?! by\b)[^;.\n]*"
 )
 _OF = re.compile(r"'s? (?=\w)")
 _REASON = pattern("reason")

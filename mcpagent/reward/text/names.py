@@ -174,11 +174,11 @@ def _rotations(tokens: list[str], value: str) -> Iterator[str]:
 
 def _outermost(spans: list[Span]) -> list[Span]:
     """Spans that are not within others, in order."""
-    return sorted(
-        span
-        for span in set(spans)
-        if not any(a <= span[0] and span[1] <= b and (a, b) != span for a, b in spans)
-    )
+    outermost: list[Span] = []
+    for start, end in sorted(set(spans), key=lambda span: (span[0], -span[1])):
+        if not outermost or end > outermost[-1][1]:
+            outermost.append((start, end))
+    return outermost
 
 
 def _runs(joined: str, tokens: tuple[tuple[str, int, int], ...]) -> Iterator[Span]:

@@ -184,16 +184,13 @@ def _may_be_person(name: str, said: str) -> bool:
 
 def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
     """Return where a text has a first or a family name alone, or initials ("UK"), if no other name that is
-    shown has them, or the end of a path that the question calls so."""
+    shown has them, or the end of a path: as the question calls it, or a file's name."""
     place = name.rpartition("/")[2].replace("_", " ")
     if place != name and spans_of(place, canonical(context.said)):  # Lagos of Africa/Lagos
         return spans_of(place, text)
-    told = [canonical(result.content) for result in context.results]
-    if (
-        place != name
-        and "." in place
-        and all(len(spans_of(place, t)) <= len(spans_of(name, t)) for t in told)
-    ):
+    contents = [canonical(result.content) for result in context.results]
+    whole = [len(spans_of(name, told)) for told in contents]
+    if place != name and "." in place and [len(spans_of(place, told)) for told in contents] == whole:
         return spans_of(place, text)  # a file's name
     initials = "".join(word[0] for word in name.split()) if _CAPITALISED.fullmatch(name) else ""
     if initials and (spans := [m.span() for m in re.finditer(rf"\b{initials}\b", text)]):
@@ -208,8 +205,6 @@ def part_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
         return []
     if re.search(r"\d", name):
         parts = [name[name.index(parts[0]) :]]  # "Zhen Hua 23" of a ship
-    contents = [canonical(result.content) for result in context.results]
-    whole = [len(spans_of(name, told)) for told in contents]
     unique = [part for part in parts if [len(spans_of(part, told)) for told in contents] == whole]
     return sorted(span for part in unique for span in _alone(part, name, text))
 

@@ -465,7 +465,7 @@ def is_shown_beside(amount: Amount, values: Sequence[Any], context: AnswerContex
     told = {abs(other.number) for other in shown}
     meant = [as_number(value) or 0.0 for value in values if amount.decimals or amount.number >= _LARGE]
     told |= {abs(number + sign * other) for number in meant for other in told for sign in (1, -1)}
-    told |= {other * factor for other in told for factor in (1000, 0.001, 0.01)}  # of a field such as mass_g
+    told |= {other * factor for other in told for factor in (1000, 0.001, 0.01)}  # of mass_g, of cents
     return any(isclose(abs(amount.number), number, rel_tol=1e-9) for number in told) or any(
         is_conversion(amount, other) for other in shown
     )
