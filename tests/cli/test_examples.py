@@ -310,7 +310,8 @@ def cleared(line: str, place: Path) -> list[str]:
         out = "data/samples"
     if out is not None and "--resume" not in words:
         path = place / out
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for old in path.parent.glob(f"{path.stem}.*" if path.suffix else path.name):  # its episodes as well
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
         if words[0] == "convert":  # what the folder remembers is of the tasks that were there
             path.with_name("servers.yaml").unlink(missing_ok=True)
     return words
