@@ -18,8 +18,8 @@ from mcpagent.core.placeholders import PlaceholderError, resolve_references, res
 from mcpagent.core.tasks import AnswerCheck, StateCheck
 from mcpagent.core.tools import ToolResult
 from mcpagent.reward.text.abstention import abstention_holds
-from mcpagent.reward.text.free import is_answer, text_holds
-from mcpagent.reward.text.line import is_given, read_answer
+from mcpagent.reward.text.free import is_answer, is_short, text_holds
+from mcpagent.reward.text.line import is_given, is_short_line, read_answer
 from mcpagent.reward.text.phrasing import AnswerContext, plain
 
 _NOTHING = AnswerContext()
@@ -69,9 +69,13 @@ def answer_holds(
     if check.type == "regex":
         # What the reference says may be said, whatever a result says too.
         facts = [context.reference] if context.reference else []
-        return _is_found(str(value), line) and (on_line or is_answer(check, line, facts, context))
+        return _is_found(str(value), line) and (
+            on_line or (is_short(check, line, facts, context) and is_answer(check, line, facts, context))
+        )
     if on_line:
-        return is_given(check, accepted, read_answer(line, check), replace(context, on_line=True))
+        return is_short_line(line, accepted) and is_given(
+            check, accepted, read_answer(line, check), replace(context, on_line=True)
+        )
     if check.type == "string":
         return any(plain(str(each)) == plain(answer) for each in accepted)
     return any(text_holds(check, each, line, context) for each in accepted)

@@ -23,7 +23,14 @@ from mcpagent.reward.text.amounts import amounts, with_first_day
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import blanked
 from mcpagent.reward.text.moments import agree, moments
-from mcpagent.reward.text.phrasing import AnswerContext, has_words, plain, tokens, without_markup
+from mcpagent.reward.text.phrasing import (
+    AnswerContext,
+    has_words,
+    is_longer,
+    plain,
+    tokens,
+    without_markup,
+)
 from mcpagent.reward.text.words import WORDS, pattern
 
 ABSTENTIONS = ("cannot", "asks", "replies")
@@ -77,14 +84,16 @@ def abstention_holds(
 ) -> bool:
     """Return whether `answer` abstains as the check asks. `without` are its values, resolved. With an answer
     `line`, which is a part of `answer`, that line says so: "none", or what is asked for."""
-    text = without_markup(answer).replace("’", "'").replace("e.g.", "such as")
     limit = (check.model_extra or {}).get("max_words", MAX_ABSTENTION_WORDS)
+    if is_longer(answer, limit, ()):
+        return False
+    text = without_markup(answer).replace("’", "'").replace("e.g.", "such as")
     text = _without_shown_dates(text, context)
     if _POLAR.search(context.said) and check.value != "replies":
         text, line = _NO.sub("", text), None if line is None else _NO.sub("", line)  # "No" is an answer
     if line is not None and not _gives_none(line, check):
         return False
-    if re.search(r"[^\W\d_]{2,}", text) is None or len(text.split()) > limit:
+    if re.search(r"[^\W\d_]{2,}", text) is None:
         return False
     if "{" in text or any(has_words(plain(format_value(fact)), plain(text)) for fact in without):
         return False

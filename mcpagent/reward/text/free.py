@@ -20,10 +20,12 @@ from mcpagent.reward.text.line import CHANGED_FROM, is_given, read_answer, witho
 from mcpagent.reward.text.moments import Span
 from mcpagent.reward.text.phrasing import (
     HEDGE,
+    WORDS_PER_REFERENCE_WORD,
     AnswerContext,
     denied_after,
     is_affirmed,
     is_dump,
+    is_longer,
     without_unless_hedged,
 )
 from mcpagent.reward.text.rivals import (
@@ -40,7 +42,6 @@ MAX_WORDS = (
     300  # of an answer to a pattern without a reference answer; `max_words` of the record overrides it
 )
 SHORT_ANSWER_WORDS = 60  # an answer may always have so many
-WORDS_PER_REFERENCE_WORD = 8
 _ZERO = ("0", "none", "no", "nobody", "nothing", "never")
 _NO_TITLE = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bMrs\.)(?<!\bMme\.)(?<!\bProf\.)"
 _SENTENCE = re.compile(
@@ -50,7 +51,7 @@ _SENTENCE = re.compile(
 )
 _LINE = re.compile(rf"(?<=[.!?]){_NO_TITLE}\s+(?=[A-Z])|\n+")
 _OF_OTHERS = re.compile(  # "The other three are open."
-    r"(?:^|(?<=[.!?;,\n])\s*)(?:(?:and|but|while|whereas) )?(?:all )?the "
+    r"(?:^|(?<=[.!?;,\n])\s?)(?:(?:and|but|while|whereas) )?(?:all )?the "
     r"(?:others|rest|(?:other|remaining) (?:two|three|four|five|six|seven|eight|nine|ten|\d+))\b[^.!?;\n]*",
     re.I | re.M,
 )
@@ -79,16 +80,16 @@ def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerConte
     if not _OF_OTHERS.search(context.said):
         answer = _OF_OTHERS.sub("", answer)
     texts = [format_value(fact) for fact in facts]
-    return _states(check, value, read_answer(answer, check), context) and is_answer(
-        check, answer, texts, context
+    return (
+        is_short(check, answer, texts, context)
+        and _states(check, value, read_answer(answer, check), context)
+        and is_answer(check, answer, texts, context)
     )
 
 
 def is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
-    """Return whether a text that says the facts is short, and no dump of what was seen."""
+    """Return whether a text that says the facts is no dump of what was seen."""
     is_typed = check.type not in ("must_include", "regex")  # of which the whole answer has been read
-    if not _is_short(check, answer, facts, context):
-        return False
     if not is_dump(answer, facts, context, is_typed=is_typed):
         return True
     if not is_typed or check.type == "number":
@@ -191,10 +192,11 @@ def _given(context: AnswerContext, targets: set[Any]) -> set[int | float]:
     return set(numbers_in(canonical(context.said))) - targets
 
 
-def _is_short(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
+def is_short(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
+    """Return whether a text is not much longer than the reference, or than the facts."""
     limit = (check.model_extra or {}).get("max_words")
     if limit is None:
         reference = context.reference or " ".join(facts)
         expected = max(len(reference.split()), sum(len(fact.split()) for fact in facts))
         limit = max(SHORT_ANSWER_WORDS, WORDS_PER_REFERENCE_WORD * expected) if expected else MAX_WORDS
-    return len(answer.split()) <= limit
+    return not is_longer(answer, limit, [*facts, context.reference or ""])

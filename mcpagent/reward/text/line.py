@@ -31,7 +31,13 @@ from mcpagent.reward.text.items import item_spans, pair_spans
 from mcpagent.reward.text.moments import whole_moment
 from mcpagent.reward.text.names import is_weekday, words
 from mcpagent.reward.text.naming import option_spans, short, value_parts
-from mcpagent.reward.text.phrasing import HEDGE, AnswerContext, holds_json, without_unless_hedged
+from mcpagent.reward.text.phrasing import (
+    HEDGE,
+    AnswerContext,
+    holds_json,
+    is_longer,
+    without_unless_hedged,
+)
 from mcpagent.reward.text.reading import spans_of
 from mcpagent.reward.text.rivals import is_denied_apart, stands
 from mcpagent.reward.text.spans import units_for, value_spans
@@ -164,11 +170,17 @@ def _is_short_time(check: AnswerCheck, unit: Any) -> bool:
     return check.type == "number" and unit in ("s", "sec", "seconds") and number is not None and number < 3600
 
 
+def is_short_line(text: str, values: Sequence[Any]) -> bool:
+    """Return whether a line is not much longer than the values that it may give."""
+    written = [*map(format_value, values)]
+    return not is_longer(text, MAX_LINE_WORDS + 2 * sum(len(words(value)) for value in written), written)
+
+
 def is_given(check: AnswerCheck, values: Sequence[Any], text: str, context: AnswerContext) -> bool:
     """Return whether a text that has been read gives one of `values`, which are all right."""
     if holds_json(text) and not any(holds_json(format_value(value)) for value in values):
         return False
-    if len(text.split()) > MAX_LINE_WORDS + 2 * sum(len(words(format_value(v))) for v in values):
+    if not is_short_line(text, values):
         return False
     return any(_gives(check, value, text, context) for value in values)
 

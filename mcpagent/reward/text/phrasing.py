@@ -12,6 +12,8 @@ from mcpagent.core.placeholders import nested_value, result_value
 from mcpagent.core.tools import ToolResult
 from mcpagent.reward.text.words import WORDS, pattern
 
+WORDS_PER_REFERENCE_WORD = 8
+_LONGEST_WORD = 30  # characters; a text of longer ones has no more words for it
 PHRASE_WORDS = 12  # the longest run of words of a result that an answer may repeat
 _OTHER_VALUES = 2  # values of other fields that an answer may mention beside a fact
 _WORDS_BESIDE_FACTS = 3  # in a record that may be repeated as a whole
@@ -116,6 +118,13 @@ class AnswerContext:
 def holds_json(text: str) -> bool:
     """Whether a text has an object of JSON in it, also one that was put into JSON as a text."""
     return _JSON.search(_ESCAPED.sub(" ", text).replace("\\", "")) is not None
+
+
+def is_longer(text: str, most: int, facts: Sequence[str]) -> bool:
+    """Return whether a text has more than `most` words, or more characters than such words and the facts
+    take. It is asked first: to read a text takes time with the square of its length."""
+    longest = _LONGEST_WORD * most + WORDS_PER_REFERENCE_WORD * sum(map(len, facts))
+    return len(text.split()) > most or len(text) > longest
 
 
 def is_dump(answer: str, facts: Sequence[str], context: AnswerContext, *, is_typed: bool) -> bool:
