@@ -28,11 +28,12 @@ _BOUNDS = [
     (re.compile(rf"\b(?:{asked})\b", re.I), re.compile(rf"\b(?:{said}) (?=\W*\d)", re.I))
     for asked, said in (
         (
-            r"at most|max|maxim\w+|largest|biggest|longest|limit|capacity|up to",
-            "up to|at most|a maximum of|no more than",
+            r"at most|max|maxim\w+|largest|biggest|longest|limit|capacity|up to|gusts?|peak",
+            "up to|at most|a maximum of|no more than|(?:may|might|can|could) reach",
         ),
         (r"at least|minim\w+", "at least|a minimum of|no less than"),
         (r"limit|threshold", "above|over|beyond|below|under"),
+        (r"how (?:long|soon|quickly|fast)", "after"),
     )
 ]
 
@@ -63,6 +64,9 @@ def answer_holds(
         without = resolve_references(check.without, results)
     except PlaceholderError:
         return False
+    for question in accepted:  # a title that asks is no doubt
+        if isinstance(question, str) and "?" in question:
+            line = line.replace(question, question.replace("?", ""))
     if check.type == "abstention":
         told = f"{before}\n{line}" if on_line else answer
         return abstention_holds(check, told, without, context, line=line if on_line else None)

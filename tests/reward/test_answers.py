@@ -49,6 +49,8 @@ tests of the last ones say how much is left:
     fortythird         7     1    10    1      after the fortysecond; steps in other words, currencies
     fortyfourth        5     0.4   8    0.4    after the fortythird; grades, options by a part, forms of firms
     fortyfifth         2     0     6    0      after the fortyfourth; codes with their place, what follows
+    fortysixth         2     0     9    0.4    after the fortyfifth; "A's turn", numbers between items, ranges
+    fortyseventh       4     0.4  16    0.4    the same; "enabled", zones behind am, sentences told otherwise
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -126,7 +128,7 @@ KNOWN = {
     "thirteenth": ((1, 0), (0, 0)),
     "fourteenth": ((2, 0), (8, 1)),
     "fifteenth": ((2, 0), (5, 1)),
-    "sixteenth": ((0, 0), (4, 0)),
+    "sixteenth": ((0, 0), (3, 0)),
     "seventeenth": ((0, 0), (4, 0)),
     "eighteenth": ((1, 1), (4, 1)),
     "nineteenth": ((2, 0), (4, 1)),
@@ -140,9 +142,9 @@ KNOWN = {
     "twentyseventh": ((0, 0), (7, 0)),
     "twentyeighth": ((2, 0), (6, 2)),
     "twentyninth": ((1, 0), (7, 0)),
-    "thirtieth": ((1, 0), (12, 0)),
+    "thirtieth": ((1, 0), (10, 0)),
     "thirtyfirst": ((5, 0), (11, 1)),
-    "thirtysecond": ((3, 0), (12, 0)),
+    "thirtysecond": ((2, 0), (11, 0)),
     "thirtythird": ((0, 0), (2, 0)),
     "thirtyfourth": ((3, 0), (3, 1)),
     "thirtyfifth": ((1, 0), (1, 0)),
@@ -156,6 +158,8 @@ KNOWN = {
     "fortythird": ((6, 1), (14, 1)),
     "fortyfourth": ((2, 0), (9, 0)),
     "fortyfifth": ((3, 0), (8, 0)),
+    "fortysixth": ((1, 0), (9, 0)),
+    "fortyseventh": ((2, 0), (25, 0)),
 }
 
 

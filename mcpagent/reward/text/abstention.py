@@ -47,6 +47,7 @@ _REQUEST = pattern("request")
 # A clause that speaks of the tools, of what one did to find out, or is polite tells nothing that was asked.
 _HELP = pattern("help")
 _HARMLESS = pattern("harmless")
+_TELLING = pattern("telling")  # "the sheet says"
 _DONE = pattern("done")
 _NAME = re.compile(r"(?<![.!?:;\s])[ \t]+[\"'“‘(*•-]*([A-Z][\w.&'-]*)")  # begins no sentence
 _CODE = re.compile(
@@ -213,7 +214,7 @@ def _claims(clause: str, context: AnswerContext, *, is_asked: bool) -> bool:
         clause, filler = clause[several.end() :], filler | said
     seen = " ".join(f"{result.content} {result.tool.replace('_', ' ')}" for result in context.results)
     shown = {_singular(word) for word in tokens(seen)}
-    unseen = {_singular(word) for word in tokens(clause)} - filler - shown
+    unseen = {_singular(word) for word in tokens(_TELLING.sub("", clause))} - filler - shown
     if shown and not unseen & said:
         return len(unseen) > (_FEW if is_asked or _ONLY.search(clause) else 1)  # "the system only knows A"
     return not shown or bool(unseen)

@@ -21,7 +21,9 @@ _MARKS = re.compile(
     r"[*`]+|(?<!\w)_+|_+(?!\w)|^\s*>\s+|\bi\.e\.,?|</?(?:[biup]|em|strong|code|br|span|div|li|[uo]l)\s*/?>",
     re.MULTILINE | re.IGNORECASE,
 )
-_TEX = re.compile(r"\\(?:left|right|quad)\b|\\[,;:! ()\[\]]|\$+(?=[^$\n]+\$(?!\d))|(?<=[\w})])\$+(?!\d)")
+_TEX = re.compile(
+    r"\\(?:left|right|quad)\b|\\[,;:! ()\[\]]|\$+(?=[^$\n]+\$(?!\d))|(?<=[\w})])(?<!\b[A-Z]{2})\$+(?!\d)"
+)
 _TEX_BOX = re.compile(r"\\(?:boxed|text\w*|math\w+)\s*\{([^{}]*)\}")
 _TEX_MARKS = (("\\times", "×"), ("\\cdot", "×"), ("\\%", "%"), ("\\$", "$"), ("{,}", ","), ("\\_", "_"))
 _LINK = re.compile(r"\[([^\]\n]+)\]\((?:mailto:)?([^()\s]+)\)|<((?:https?:|mailto:)?[^<>\s]*[@/][^<>\s]*)>")
@@ -58,7 +60,15 @@ _HALVES = {"half": 0.5, "quarter": 0.25, "three quarter": 0.75, "3 quarter": 0.7
 _AND_A_HALF = re.compile(
     r"\b(an?|one|\d+)((?: [a-z]+)?) and (?:an? )?(half|(?:(?:three|3)[ -])?quarter)s?\b", re.IGNORECASE
 )
-_COINS = re.compile(r"\b(\d+) (euros?|dollars?|pounds?|francs?) (\d\d)\b(?! ?[c¢p%])", re.IGNORECASE)
+_COINS = re.compile(
+    rf"\b(\d+) (euros?|dollars?|pounds?|francs?|{'|'.join(WORDS['long_units'])}) (\d\d)\b(?! ?[c¢p%])",
+    re.IGNORECASE,
+)
+# "6 minutes 18", "2 m 38"
+_PARTS = {"h": "min", "min": "s", "m": "cm"}
+_BARE_PART = re.compile(
+    r"\b(\d+ ?(?:(h)(?:ours?|rs)|(min)(?:ute)?s?|(m)(?:et(?:re|er)s?)?) \d\d)\b(?! ?[\w%:°]|[.,]\d)"
+)
 _CLOCK, _PART_OF_DAY = pattern("clock"), pattern("part_of_day")
 _DOTTED = re.compile(r"\b[A-Za-z]\.(?: ?[A-Za-z]\.){1,2}")
 LEGAL = frozenset(WORDS["legal_forms"].split())
@@ -67,7 +77,8 @@ _AND = re.compile(
 )
 _COORDINATE = re.compile(r"(\d+(?:\.\d+)?)\s?(?:°|degrees?)\s?([NSEW]|north|south|east|west)\b")
 _NUMERO = re.compile(
-    r"\bno\.? ?(?=#?\d)|\bno\. ?(?=(?:[A-Z]+-)+\d)|(?<=[a-z] )no(?: is|:) (?=[A-Z]*[-/ ]?\d)|(?<!\w)#(?=\d)",
+    r"\bno\.? ?(?=#?\d)|\bno\. ?(?=(?:[A-Z]+-)+\d)|(?<=[a-z] )no(?: is|:) (?=[A-Z]*[-/ ]?\d)|(?<!\w)#(?=\d)"
+    r"|^(?-i:no\. ?(?=[A-Z]{1,4}(?: ?[A-Z\d-]+)+\W*$))",
     re.IGNORECASE,
 )
 _ISO_WEEK, _DAY_LATER = re.compile(r"\b\d{4}-W(?=[0-5]\d\b)"), re.compile(r"\(\+1 ?d(?:ay)?\)")
@@ -122,6 +133,7 @@ def canonical(text: str) -> str:
         text = _LONG_UNIT.sub(_long_unit, text)
     text = _SCALED.sub(_scaled, _AND_A_HALF.sub(_with_half, text))
     text = _COINS.sub(r"\1.\3 \2", text)
+    text = _BARE_PART.sub(lambda m: f"{m[1]} {_PARTS[m[2] or m[3] or m[4]]}", text)
     text = _PART_OF_DAY.sub(_on_the_clock, _CLOCK.sub(_clock, text))
     text = _DAYS_OF_MONTH.sub(_with_month, text)
     text = _DAY_LATER.sub("(next day)", _ISO_WEEK.sub("week ", _NUMERO.sub("number ", text)))

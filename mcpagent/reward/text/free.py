@@ -36,6 +36,7 @@ from mcpagent.reward.text.rivals import (
     rival_amounts,
 )
 from mcpagent.reward.text.spans import units_for, value_spans
+from mcpagent.reward.text.words import pattern
 
 MAX_DIFFERENT_NUMBERS = 4
 MAX_WORDS = (
@@ -51,10 +52,12 @@ _SENTENCE = re.compile(
 )
 _LINE = re.compile(rf"(?<=[.!?]){_NO_TITLE}\s+(?=[A-Z])|\n+")
 _OF_OTHERS = re.compile(  # "The other three are open."
-    r"(?:^|(?<=[.!?;,\n])\s?)(?:(?:and|but|while|whereas) )?(?:all )?the "
-    r"(?:others|rest|(?:other|remaining) (?:two|three|four|five|six|seven|eight|nine|ten|\d+))\b[^.!?;\n]*",
+    r"(?:^|(?<=[.!?;,(\n])\s?)(?:(?:and|but|while|whereas) )?(?:all )?the "
+    r"(?:others|rest|one (?:before|after)"
+    r"|(?:other|remaining) (?:two|three|four|five|six|seven|eight|nine|ten|\d+))\b[^.!?;\n]*",
     re.I | re.M,
 )
+_REASON = pattern("reason")
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
@@ -77,7 +80,7 @@ def as_facts(value: Any) -> list[Any]:
 def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerContext) -> bool:
     """Return whether a free text says the value, and is an answer."""
     facts, answer = as_facts(value), unwrapped(answer, check)
-    if not _OF_OTHERS.search(context.said):
+    if check.type != "pairs" and not _OF_OTHERS.search(context.said):
         answer = _OF_OTHERS.sub("", answer)
     texts = [format_value(fact) for fact in facts]
     return (
@@ -122,7 +125,8 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     options = (True, False) if check.type == "yes_no" else check.options
     plainly = [replace(context, said="")] if check.type == "yes_no" else []
     for heard in (*plainly, context):  # a plain yes or no tells more than other words
-        parts = [(part, o) for part in sentences[1:] for o in options if is_given(check, [o], part, heard)]
+        told = [part for part in sentences[1:] if not _REASON.match(part)]
+        parts = [(part, o) for part in told for o in options if is_given(check, [o], part, heard)]
         given = [o for part, o in parts if o == value or not is_about_another(part, [str(value)], context)]
         if given and given[-1] != value:
             return False  # corrected

@@ -40,6 +40,7 @@ from mcpagent.reward.text.phrasing import (
 )
 from mcpagent.reward.text.reading import spans_of
 from mcpagent.reward.text.rivals import is_denied_apart, stands
+from mcpagent.reward.text.shown import shown_leaves
 from mcpagent.reward.text.spans import units_for, value_spans
 from mcpagent.reward.text.vocabulary import BLANK, NEGATED, SAFE, stem, stems
 from mcpagent.reward.text.words import WORDS, pattern
@@ -51,6 +52,7 @@ _OUT_OF = re.compile(
 )
 _OF_ALL = re.compile(r"(?<=[\s(]\d)/\d+\b(?![\w./])|(?<=[\s(]\d\d)/\d+\b(?![\w./])")  # "cart 6/6"
 _OF_TOTAL = re.compile(r"(\d ?([A-Za-z]{1,5}|%)) (?:out )?of (?:the |a total (?:of )?)?\d[\d.]* ?\2(?!\w)")
+_BARE_NUMBER = re.compile(r"(?:^|(?<=[,;] )|(?<=\n))(\d{1,2}) (?=[^\W\d])")  # "1 Ana, 2 Ben"
 _ENUMERATOR = re.compile(
     r"(?:^|(?<=[\s,;(\"]))\(?(\d{1,2})[.)]\s+(?=[^\d\s])|^\s*(\d)[.)] +(?=\d)", re.MULTILINE
 )
@@ -73,7 +75,9 @@ _ASKS_FROM = re.compile(
     r"\b(?:from|start|begin|leave|depart|origin|was|were|before|previous)\w*\b", re.IGNORECASE
 )
 _EACH = re.compile(r"(?<=\d) (?:each|apiece|a piece)\b")
-_OR = re.compile(r",? (?:or|which is|that is|equal to) (?:about |roughly |approximately |around |~)?")
+_OR = re.compile(
+    r"(?: [a-z]{3,9})?,? (?:or|which is|that is|equal to) (?:about |roughly |approximately |around |~)?"
+)
 _ABOUT = re.compile(
     r"[\s,;:-]*\(?(?:so|or|(?:that|which|this) is|that's)?,? ?"
     r"(?:about|roughly|approximately|around|nearly|almost|~|≈) ?"
@@ -112,6 +116,10 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     text = canonical(unwrapped(text.strip(), check)).strip()
     text = _TABLE_NUMBER.sub(r"\1", text)
     numbers = [int(match[1] or match[2]) for match in _ENUMERATOR.finditer(text)]
+    if check.type == "list" and [int(n) for n in _BARE_NUMBER.findall(text)] == [
+        *range(1, len(check.value) + 1)
+    ]:
+        text = _BARE_NUMBER.sub("", text)
     if numbers and numbers == [*range(1, len(numbers) + 1)] and (len(numbers) > 1 or check.type == "set"):
         text = _ENUMERATOR.sub("", text)
     if check.type in ("list", "pairs"):
@@ -239,7 +247,11 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 return True
             others = blanked(text, spans)
             is_days = all(map(is_weekday, map(format_value, items)))
-            if _siblings(others, items) or (is_days and any(map(is_weekday, words(others)))):
+            if (
+                _siblings(others, items)
+                or _shown_beside(others, items, context)
+                or (is_days and any(map(is_weekday, words(others))))
+            ):
                 return False
             return not (context.on_line and _other_parts(rest))
         case _:
@@ -324,6 +336,14 @@ def _other_parts(rest: str) -> list[str]:
     """The parts of an enumeration with marks for its items that are none of the items but say something."""
     rest = BRACKETS.sub(lambda m: m[0] if BLANK in m[0] else " ", rest)[rest.find(BLANK) :]
     return [part for part in _SEPARATOR.split(rest) if BLANK not in part and set(words(part)) - SAFE]
+
+
+def _shown_beside(rest: str, items: Sequence[Any], context: AnswerContext) -> bool:
+    """Whether a part of an enumeration is a shown value without its brackets, and none of the items is:
+    "English" of "English (auto-generated)"."""
+    names = {leaf.partition(" (")[0].casefold() for leaf in shown_leaves(context) if " (" in leaf}
+    names -= {format_value(item).partition(" (")[0].casefold() for item in items}
+    return any(part.strip(" .").casefold() in names for part in _SEPARATOR.split(rest))
 
 
 def _siblings(rest: str, items: Sequence[Any]) -> list[str]:

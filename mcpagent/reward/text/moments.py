@@ -31,8 +31,10 @@ _TIME = (
 _ZONES = {name: int(hours * 3600) for name, hours in WORDS["zones"].items()}
 _ZONE_NAME = re.compile(rf"\b({'|'.join(_ZONES)})\b")
 _ZONE = (
-    r"(?:(?: (?:local )?time)?\s?\(?"
-    r"(?:(?:(?:UTC|GMT)\s?[+-]|\+|(?:(?<=T\d\d:\d\d)|(?<=:\d\d:\d\d)|(?<=\.\d{3}))-)\d{2}:?\d{2}\b|(?:UTC|GMT)[+-]\d{1,2}\b|Z\b"
+    r"(?:(?: (?:local )?time)?,?\s?\(?"
+    r"(?:(?:(?:UTC|GMT)\s?[+-]|\+"
+    r"|(?:(?<=T\d\d:\d\d)|(?<=:\d\d:\d\d)|(?<=\.\d{3})|(?<=[ap]m )|(?<=[ap]m \())-)\d{2}:?\d{2}\b"
+    r"|(?:UTC|GMT)[+-]\d{1,2}\b|Z\b"
     rf"|(?:{'|'.join(sorted(_ZONES, key=len, reverse=True))})\b))?"
 )
 _JOINT = r"(?:at|um|à|on|by|from|the|of|around|about|approximately|starting)"

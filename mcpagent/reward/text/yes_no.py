@@ -60,8 +60,11 @@ def polarity(text: str, said: str = "") -> bool | None:
     opposites = [match for asked, told in _OPPOSITES if asked.search(said) and (match := told.search(text))]
     if any(m[1] and not HEDGE.search(text[: m.start()] + text[m.end() :]) for m in opposites):
         return True  # "it didn't fail"
-    if opposites and not (is_yes or is_no or HEDGE.search(text)):
-        return False
+    if not (is_yes or is_no or HEDGE.search(text)):
+        if opposites:
+            return False
+        if any(asked.search(said) and asked.search(text) for asked, _ in _OPPOSITES):
+            return True
     if is_yes is is_no or re.search(other, text, re.IGNORECASE):
         return _echoed(text, said) if not (is_yes or is_no) else None
     return is_yes
