@@ -66,7 +66,7 @@ def validate(
 
     Example: mcpagent data validate train.jsonl --execute --out good.jsonl
     """
-    from mcpagent.synth.datasets.validate import ValidationReport, keep_proven, keep_sound
+    from mcpagent.synth.datasets.validate import ValidationReport, keep_good, proven_tasks, sound_tasks
     from mcpagent.synth.generate import carry_servers, write_servers
     from mcpagent.synth.tasks.run import CallCache, ToolShelf
     from mcpagent.tools.setup import open_tools
@@ -82,13 +82,14 @@ def validate(
     tools = _tools(file, servers, settings, console) if catalog else None
     write_servers(remembered)
     if tools is None:
-        keep_sound(file, None, report, out=out)
+        keep_good(sound_tasks(file, None, report), out=out)
     else:
         with open_tools(tools, on_note=console.note) as opened:
             if execute:
-                opened.io.run(keep_proven(file, CallCache(opened.pool), report, out=out))
+                good = proven_tasks(file, CallCache(opened.pool), report, opened.io)
             else:
-                keep_sound(file, ToolShelf(opened.pool.tools.values()), report, out=out)
+                good = sound_tasks(file, ToolShelf(opened.pool.tools.values()), report)
+            keep_good(good, out=out)
     if out is not None and not report.valid:
         console.note(f"{out} is not written: no record is good")
     document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if report.valid and out else {})}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -17,23 +16,25 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.reward.validate import task_warnings
-from mcpagent.storage.atomic import atomic_file
-from mcpagent.storage.datasets import empty_dataset, record_writer, write_jsonl
-from mcpagent.storage.json_stream import Located, compressed_writer, locate_records, open_bytes, reading
+from mcpagent.storage.datasets import empty_dataset, write_jsonl
+from mcpagent.storage.json_stream import Located, locate_records, open_bytes, reading
 from mcpagent.synth.tasks.inspect import answer_in_prompt, written_faults
 from mcpagent.synth.tasks.prove import examine
 from mcpagent.synth.tasks.run import CallCache, ToolShelf
-from mcpagent.synth.tasks.stages import EXECUTION_STAGES, VALIDATION_STAGES, Rejection, yield_table
-from mcpagent.synth.tasks.stages import RejectCode as RejectCode
+from mcpagent.synth.tasks.stages import (
+    EXECUTION_STAGES,
+    VALIDATION_STAGES,
+    RejectCode,
+    Rejection,
+    yield_table,
+)
+from mcpagent.tools.io_thread import IOThread
 
-_T = TypeVar("_T")
 _AT_ONCE = 32  # tasks executed at once
-
-
 MAX_FINDINGS = 50  # a file that is wrong throughout is wrong in the same way
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RecordFinding:
     """Why the record at `where` (file:line) is rejected."""
 
@@ -54,11 +55,11 @@ class ValidationReport:
     warned: dict[str, str] = field(default_factory=dict)
     is_executed: bool = False
 
-    def add(self, finding: RecordFinding) -> None:
-        """Count a record that is refused; the first findings are kept."""
-        self.rejects[finding.code] += 1
+    def add(self, where: str, rejection: Rejection) -> None:
+        """Count the record at `where`, which is refused; the first findings are kept."""
+        self.rejects[rejection.code] += 1
         if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(finding)
+            self.findings.append(RecordFinding(rejection.code, where, rejection.detail))
 
     def warn(self, where: str, task: Task) -> None:
         """Count what is doubtful about a sound task, with the first place of each kind."""
@@ -97,7 +98,7 @@ def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> Valid
     array, a file that cannot be read and one without records raise UserError.
     """
     report = ValidationReport()
-    keep_sound(path, None if catalog is None else ToolShelf(catalog), report, out=None)
+    keep_good(sound_tasks(path, None if catalog is None else ToolShelf(catalog), report), out=None)
     return report
 
 
@@ -113,78 +114,55 @@ def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -
                 report.warn(where, task)
                 yield where, task
             else:
-                report.add(RecordFinding(code=task[0], where=where, message=task[1]))
+                report.add(where, task)
     if not report.records:
         raise empty_dataset(path)
 
 
-async def proven_tasks(
-    path: Path, cache: CallCache, report: ValidationReport
-) -> AsyncIterator[tuple[str, Task]]:
+def proven_tasks(
+    path: Path, cache: CallCache, report: ValidationReport, io: IOThread
+) -> Iterator[tuple[str, Task]]:
     """As `sound_tasks`, and each has been executed, replayed, and shown to be necessary and minimal."""
     report.is_executed = True
     turn = asyncio.Lock()
 
-    for batch in _batches(sound_tasks(path, cache, report), _AT_ONCE):
-        outcomes = await asyncio.gather(*(examine(task, cache, turn) for _, task in batch))
-        for (where, task), outcome in zip(batch, outcomes, strict=True):
+    async def examined(batch: Sequence[tuple[str, Task]]) -> list[JsonObject | Rejection]:
+        return await asyncio.gather(*(examine(task, cache, turn) for _, task in batch))
+
+    sound = sound_tasks(path, cache, report)
+    while batch := list(islice(sound, _AT_ONCE)):
+        for (where, task), outcome in zip(batch, io.run(examined(batch)), strict=True):
             if isinstance(outcome, Rejection):
-                report.add(RecordFinding(code=outcome.code, where=where, message=outcome.detail))
+                report.add(where, outcome)
             else:
                 yield where, task
 
 
-def keep_sound(path: Path, shelf: ToolShelf | None, report: ValidationReport, *, out: Path | None) -> None:
-    """Check every record as it is written, and write the good ones to `out` if it is given."""
-    tasks = (task for _, task in sound_tasks(path, shelf, report))
-    if out is not None:
-        _drop_empty(out, write_jsonl(out, tasks))
-        return
-    for _ in tasks:
-        pass
-
-
-async def keep_proven(path: Path, cache: CallCache, report: ValidationReport, *, out: Path | None) -> None:
-    """Run every record as well, and write the proven ones to `out`, as JSONL, if it is given."""
+def keep_good(checked: Iterable[tuple[str, Task]], *, out: Path | None) -> None:
+    """Check every record, and write the good ones to `out` if it is given."""
+    tasks = (task for _, task in checked)
     if out is None:
-        async for _ in proven_tasks(path, cache, report):
-            pass
-        return
-    with atomic_file(out) as temporary, compressed_writer(temporary, suffix=out.suffix) as stream:
-        lines = record_writer(stream)
-        async for _, task in proven_tasks(path, cache, report):
-            lines.write(task)
-    _drop_empty(out, report.valid)
+        deque(tasks, maxlen=0)
+    elif not write_jsonl(out, tasks):
+        out.unlink()  # what reads a file without a task would fail there and not here
 
 
-def _drop_empty(out: Path, count: int) -> None:
-    """A file without a task is not a dataset: what reads it would fail there and not here."""
-    if not count:
-        out.unlink()
-
-
-def _problem(located: Located, shelf: ToolShelf | None, ids: dict[str, int]) -> Task | tuple[RejectCode, str]:
+def _problem(located: Located, shelf: ToolShelf | None, ids: dict[str, int]) -> Task | Rejection:
     """The task, or the first thing that is wrong with it."""
     if isinstance(located.record, UserError):
-        return RejectCode.JSON, located.record.message
+        return Rejection(RejectCode.JSON, located.record.message)
     try:
         task = Task.model_validate(located.record)
     except ValidationError as error:
         details = error.errors()
         is_prompt = all(d["loc"] == ("prompt",) and d["type"] == "value_error" for d in details)
         code = RejectCode.NOT_COMPACT if is_prompt else RejectCode.SCHEMA
-        return code, "; ".join(describe(detail) for detail in details)
+        return Rejection(code, "; ".join(describe(detail) for detail in details))
     if (fault := next(written_faults(task, shelf), None)) is not None:
-        return fault.code, fault.detail
+        return fault
     if (said := answer_in_prompt(task)) is not None:
-        return RejectCode.ANSWER_IN_PROMPT, f"the question itself says {said!r}"
+        return Rejection(RejectCode.ANSWER_IN_PROMPT, f"the question itself says {said!r}")
     if (first := ids.get(task.id)) is not None:
-        return RejectCode.DUPLICATE_ID, f"task_id {task.id!r} is that of line {first}"
+        return Rejection(RejectCode.DUPLICATE_ID, f"task_id {task.id!r} is that of line {first}")
     ids[task.id] = located.line
     return task
-
-
-def _batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch
