@@ -83,17 +83,11 @@ def run_llm(
     console: Console,
 ) -> None:
     """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
-    from mcpagent.synth.llm.generate import JournalFile, make_dataset_with_model, no_task, requests_lost
+    from mcpagent.synth.llm.generate import make_dataset_with_model, no_task, requests_lost
 
-    settings, asking = _settings(options, config, distractors=distractors)
+    settings, asking = _settings(options, config, output.folder, distractors=distractors, console=console)
     document = make_dataset_with_model(
-        config.tools,
-        output,
-        settings=settings,
-        asking=asking,
-        budget=_budget(config.api, asking.endpoint.model, console),
-        journal=JournalFile(output.folder / "llm-journal.jsonl", options.retry_failed),
-        console=console,
+        config.tools, output, settings=settings, asking=asking, console=console
     )
     if not document["records"]:
         console.show_blocks(_made(document))
@@ -104,7 +98,7 @@ def run_llm(
 
 
 def _settings(
-    options: LLMOptions, config: TrainConfig, *, distractors: int | None
+    options: LLMOptions, config: TrainConfig, folder: Path, *, distractors: int | None, console: Console
 ) -> tuple[TaskSettings, AskSettings]:
     from mcpagent.synth.llm.prompts import TaskSettings, load_curriculum, load_prompts
     from mcpagent.synth.llm.sample import AskSettings
@@ -121,13 +115,17 @@ def _settings(
         may_write=options.allow_writes or config.tools.servers is None,  # built-in ones are embedded
         seed=config.seed,
     )
+    endpoint = _endpoint(options, config.api)
     asking = AskSettings(
-        endpoint=_endpoint(options, config.api),
+        endpoint=endpoint,
         prompts=prompts,
         samples=_chosen(options.samples, env, "N_SAMPLES", 20),
         votes=options.votes,
         repairs=options.repairs,
         max_output_tokens=options.max_output_tokens,
+        budget=_budget(config.api, endpoint.model, console),
+        journal=folder / "llm-journal.jsonl",
+        retry_failed=options.retry_failed,
     )
     return settings, asking
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,8 @@ from mcpagent.config.schema import ToolsConfig
 from mcpagent.console import Console, counted
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import RunError, UserError
 from mcpagent.interrupts import Interrupted
-from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint
@@ -42,22 +40,12 @@ from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.setup import open_tools
 
 
-@dataclass(frozen=True)
-class JournalFile:
-    """Where every answer is kept, and whether what the service failed to answer is asked again."""
-
-    path: Path
-    retry_failed: bool = False
-
-
 def make_dataset_with_model(
     tools: ToolsConfig,
     output: DatasetOutput,
     *,
     settings: TaskSettings,
     asking: AskSettings,
-    budget: ApiBudget,
-    journal: JournalFile,
     console: Console,
 ) -> JsonObject:
     """Start the servers, generate, write the splits that have tasks; the document of `gen-data --llm --json`.
@@ -75,23 +63,16 @@ def make_dataset_with_model(
             def on_progress(outcome: SampleOutcome) -> None:
                 nonlocal kept
                 kept += outcome.executed is not None
-                cost = budget.cost
+                cost = asking.budget.cost
                 spent = "" if cost is None else f", ${cost:.4f}"
-                advance(1, note=f"{kept} good, {budget.requests} requests{spent}")
+                advance(1, note=f"{kept} good, {asking.budget.requests} requests{spent}")
 
-            making = generate_with_model(
-                opened.pool,
-                output.counts,
-                settings=settings,
-                asking=asking,
-                budget=budget,
-                journal_file=journal,
-                on_note=console.note,
-                on_progress=on_progress,
+            making = _generated(
+                opened.pool, output.counts, settings, asking, on_note=console.note, on_progress=on_progress
             )
             tasks, told = opened.io.run(making)
     except KeyboardInterrupt as interrupt:
-        raise Interrupted(f"{journal.path} has every answer so far") from interrupt
+        raise Interrupted(f"{asking.journal} has every answer so far") from interrupt
     tasks = {split: members for split, members in tasks.items() if members}
     paths: Mapping[str, Path] = {}
     if tasks:
@@ -104,7 +85,7 @@ def make_dataset_with_model(
         "paths": {split: str(path) for split, path in paths.items()},
         "model": asking.endpoint.model,
         "prompts_sha256": asking.prompts.sha256,
-        "journal": str(journal.path),
+        "journal": str(asking.journal),
         "seed": settings.seed,
         "seconds": round(time.perf_counter() - started, 3),
     }
@@ -136,20 +117,18 @@ def run_description(settings: TaskSettings, asking: AskSettings, catalog_hash: s
     }
 
 
-async def generate_with_model(
+async def _generated(
     pool: ToolProvider,
     counts: Mapping[str, int],
-    *,
     settings: TaskSettings,
     asking: AskSettings,
-    budget: ApiBudget,
-    journal_file: JournalFile,
-    on_note: Callable[[str], None] = lambda _: None,
-    on_progress: Callable[[SampleOutcome], None] = lambda _: None,
+    *,
+    on_note: Callable[[str], None],
+    on_progress: Callable[[SampleOutcome], None],
 ) -> tuple[Mapping[str, Sequence[Task]], JsonObject]:
     """Make `asking.samples` samples, each a task or a counted reject, the same for the same journal; return
-    the tasks by split and what the document says of the samples and the requests. The `counts` of the splits
-    are proportions, and each split with a count has a task if there are enough.
+    the tasks by split, each once, and what the document says of the samples and the requests. The `counts` of
+    the splits are proportions, and each split with a count has a task if there are enough.
 
     Raises UserError if no request can succeed, and if no tool may be called.
     """
@@ -176,52 +155,36 @@ async def generate_with_model(
         "catalog_hash": offer.catalog_hash,
     }
     run = run_description(settings, asking, offer.catalog_hash)
-    opened = Journal(journal_file.path, run=run, retry_failed=journal_file.retry_failed)
+    opened = Journal(asking.journal, run=run, retry_failed=asking.retry_failed)
     with closing(opened) as journal:
-        journal.charge(budget)
+        journal.charge(asking.budget)
         recorded = journal.answered_count
         async with aclosing(Endpoint(asking.endpoint, on_note=on_note)) as endpoint:
             workshop = Workshop(
-                client=RetryingClient(endpoint, budget=budget, journal=journal),
+                client=RetryingClient(endpoint, budget=asking.budget, journal=journal),
                 journal=journal,
                 asking=asking,
                 check=FormatCheck(usable=usable, offer=offer, settings=settings),
                 executor=executor,
-                seed=settings.seed,
                 provenance=provenance,
             )
-            outcomes = await _all(
-                workshop, prompt_builder, range(asking.samples), asking.endpoint.max_in_flight, on_progress
-            )
-    tasks, yields = divided_samples(outcomes, counts, tools=usable, seed=settings.seed)
-    return tasks, {
-        **yields,
+            outcomes = await _all(workshop, prompt_builder, on_progress)
+    distinct = _without_duplicates(outcomes)
+    kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
+    total = sum(counts.values()) or 1
+    shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
+    splits = [split for split, count in counts.items() if count]
+    return split_tasks(kept, tools=usable, shares=shares, seed=settings.seed, splits=splits), {
+        **sample_yield_table(distinct),
         "failed_requests": journal.failures.as_json(),
-        "spend": {**budget.as_json(), "answers_from_journal": recorded},
+        "spend": {**asking.budget.as_json(), "answers_from_journal": recorded},
         "executed_calls": executor.executed_calls,
         "catalog_hash": offer.catalog_hash,
     }
 
 
-def divided_samples(
-    outcomes: Sequence[SampleOutcome], counts: Mapping[str, int], *, tools: Mapping[str, ToolSpec], seed: int
-) -> tuple[dict[str, Sequence[Task]], JsonObject]:
-    """Return the tasks of all `outcomes` by split, each once, and the yield table."""
-    distinct = _without_duplicates(outcomes)
-    total = sum(counts.values()) or 1
-    shares = SplitShares(heldout=counts["heldout"] / total, validation=counts["validation"] / total)
-    splits = [split for split, count in counts.items() if count]
-    kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
-    tasks = split_tasks(kept, tools=tools, shares=shares, seed=seed, splits=splits)
-    return tasks, sample_yield_table(distinct)
-
-
 async def _all(
-    workshop: Workshop,
-    prompt_builder: PromptBuilder,
-    samples: range,
-    concurrency: int,
-    on_progress: Callable[[SampleOutcome], None],
+    workshop: Workshop, prompt_builder: PromptBuilder, on_progress: Callable[[SampleOutcome], None]
 ) -> list[SampleOutcome]:
     """The outcome of each sample, in order. The first error of one ends the others and is raised."""
     outcomes: list[SampleOutcome] = []
@@ -232,8 +195,9 @@ async def _all(
             outcomes.append(outcome)
             on_progress(outcome)
 
-    numbers = iter(samples)
-    workers = [asyncio.create_task(work(numbers)) for _ in range(min(concurrency, len(samples)))]
+    samples, at_once = workshop.asking.samples, workshop.asking.endpoint.max_in_flight
+    numbers = iter(range(samples))
+    workers = [asyncio.create_task(work(numbers)) for _ in range(min(at_once, samples))]
     try:
         await asyncio.gather(*workers)
     finally:

@@ -8,11 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
-from mcpagent.llm.budget import BudgetSpent
+from mcpagent.llm.budget import ApiBudget, BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.llm.endpoint import EndpointSettings
 from mcpagent.llm.journal import Journal
@@ -152,10 +153,15 @@ def _sorted(counter: Counter[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class AskSettings:
-    """How the model is asked: `samples` tasks, `votes` on each, up to `repairs` further attempts at one."""
+    """How the model is asked: `samples` tasks, `votes` on each, up to `repairs` further attempts at one; what
+    that may cost; where every answer is kept, and whether what the service failed to answer is asked
+    again."""
 
     endpoint: EndpointSettings
     prompts: Prompts
+    budget: ApiBudget
+    journal: Path
+    retry_failed: bool = False
     samples: int
     votes: int = 3
     repairs: int = 2
@@ -171,7 +177,6 @@ class Workshop:
     asking: AskSettings
     check: FormatCheck
     executor: Executor
-    seed: int
     provenance: JsonObject
 
     async def make(self, commission: Commission) -> SampleOutcome:
@@ -186,7 +191,7 @@ class Workshop:
     async def _until_good(self, commission: Commission, faults: list[DraftFault]) -> Executed | None:
         messages = commission.messages
         for attempt in range(self.asking.repairs + 1):
-            key = f"{self.seed}:{commission.number}"
+            key = f"{self.check.settings.seed}:{commission.number}"
             try:
                 reply = await self.client.ask(
                     self._request(messages, Draft, "task"), key=f"{key}:draft:{attempt}"
