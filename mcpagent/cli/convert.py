@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,21 +75,15 @@ def convert(
         for fault in conversion.faults:
             console.note(f"{spec}: {fault.pointer}: {fault.code.value}: {fault.message}\n  {fault.remedy}")
         rejects = out.with_name(f"{out.name}.rejects.jsonl")
-        if conversion.faults and not (keep_going and conversion.good):
+        if conversion.faults and not (keep_going and conversion.tasks):
             _refuse(conversion, spec, console, as_json=as_json)
-        if not conversion.good:
+        if not conversion.tasks:
             raise UserError("the spec holds no task", where=str(spec), remedy="nothing was written")
         write_servers(remembered)
         counts = DatasetCounts()
         write_jsonl(out, counts.passed(conversion.tasks))
         if conversion.faults:
-            write_jsonl(
-                rejects,
-                (
-                    {"pointer": item.pointer, "faults": [f.as_json() for f in item.faults], "raw": item.raw}
-                    for item in conversion.bad
-                ),
-            )
+            write_jsonl(rejects, conversion.rejects)
     _report(conversion, counts, console, out=out, rejects=rejects if conversion.faults else None)
 
 
@@ -126,7 +121,7 @@ def _converted(spec: Path, tools: ToolsConfig | None, console: Console, *, execu
 
 
 def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bool) -> None:
-    faults, bad, good = conversion.faults, len(conversion.bad), len(conversion.good)
+    faults, bad, good = conversion.faults, len(conversion.rejects), len(conversion.tasks)
     error = UserError(
         f"{counted(len(faults), 'fault')} in {bad} of {counted(bad + good, 'task')}; nothing was written",
         where=str(spec),
@@ -134,7 +129,7 @@ def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bo
         + (", or add --keep-going to write the others and a file of rejects" if good else ""),
     )
     if as_json:
-        console.print_json({**error.as_json(), "faults": [fault.as_json() for fault in faults]})
+        console.print_json({**error.as_json(), "faults": [asdict(fault) for fault in faults]})
     console.complain(str(error))
     raise typer.Exit(UserError.exit_code)
 
@@ -146,7 +141,7 @@ def _report(
     document = {
         **counts,
         "path": str(out),
-        "rejected": len(conversion.bad),
+        "rejected": len(conversion.rejects),
         "rejects": dict(Counter(fault.code.value for fault in conversion.faults)),
         "rejects_path": None if rejects is None else str(rejects),
         "notes": conversion.notes,

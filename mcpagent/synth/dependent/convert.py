@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.placeholders import format_value
@@ -31,35 +30,15 @@ _GENERATOR = "dependent-spec"
 _TAKEN_OVER = ("success", "final_answer", "answer_facts", "state", "setup", "abstain", "reference_answer")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Converted:
-    """One task of the spec: the record, or what is wrong with what stands at `pointer`, which is `raw`."""
-
-    pointer: str
-    raw: Any
-    task: Task | None
-    faults: tuple[SpecFault, ...] = ()
-
-
 class Conversion:
-    """The whole spec, in its order: what was converted, and what was not. `faults` is everything that is
-    wrong, `notes` are decisions that the user should know of."""
+    """The whole spec, in its order: the `tasks` without a fault, and what the file of `rejects` says of each
+    other one. `faults` is everything that is wrong, `notes` are decisions that the user should know of."""
 
     def __init__(self) -> None:
-        self.good: DiskList[Converted] = DiskList()
-        self.bad: DiskList[Converted] = DiskList()
+        self.tasks: DiskList[Task] = DiskList()
+        self.rejects: DiskList[JsonObject] = DiskList()
         self.faults: list[SpecFault] = []
         self.notes: list[str] = []
-
-    def add(self, item: Converted) -> None:
-        """Put the next item in."""
-        (self.bad if item.task is None else self.good).append(item)
-        self.faults += item.faults
-
-    @property
-    def tasks(self) -> Iterator[Task]:
-        """The tasks without a fault."""
-        return (item.task for item in self.good if item.task is not None)
 
 
 def convert_spec(
@@ -94,14 +73,12 @@ def convert_spec(
                     faults.append(_failed_plan(outcome, source.pointer))
                 else:
                     task, _ = outcome
-        conversion.add(
-            Converted(
-                pointer=source.pointer,
-                raw=source.raw,
-                task=None if faults else task,
-                faults=tuple(faults),
-            )
-        )
+        if faults:
+            told = [asdict(fault) for fault in faults]
+            conversion.rejects.append({"pointer": source.pointer, "faults": told, "raw": source.raw})
+            conversion.faults += faults
+        elif task is not None:
+            conversion.tasks.append(task)
     if catalog is None:
         conversion.notes.append(
             "without servers (--servers) neither tools nor arguments were checked, and each task offers the "

@@ -35,15 +35,6 @@ class SpecFault:
     message: str
     remedy: str = "correct the task"
 
-    def as_json(self) -> JsonObject:
-        """Return the fault as `convert --json` shows it."""
-        return {
-            "code": self.code.value,
-            "pointer": self.pointer,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
-
 
 class SpecMessage(OpenRecord):
     """One message; its text may be called `message` or `content`."""
