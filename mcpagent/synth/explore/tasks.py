@@ -16,6 +16,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
+from mcpagent.storage.datasets import text_digest
 from mcpagent.synth.explore.changes import Change, draw_change, state_of, watching
 from mcpagent.synth.explore.graph import Fact, ToolGraph, scalars
 from mcpagent.synth.explore.learning import learn
@@ -33,7 +34,6 @@ from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.synth.templates.rules import (
     GeneratedData,
     Progress,
-    SeenTexts,
     abstaining,
     check_counts,
     fill_splits,
@@ -151,7 +151,7 @@ class _WalkSource:
     solvable: int = 0
     lacking: int = 0
     changing: int = 0
-    drawn: SeenTexts = field(default_factory=SeenTexts)
+    drawn: set[int] = field(default_factory=set)  # `text_digest` of their keys
 
     @cached_property
     def shapes(self) -> Shapes:
@@ -160,9 +160,9 @@ class _WalkSource:
 
     def next(self) -> Walk | None:
         walk = self._change(_AT_LEAST) or self._drawn()
-        if walk is None or walk.key in self.drawn:
+        if walk is None or text_digest(walk.key) in self.drawn:
             walk = self._change(_AT_MOST)
-        if walk is None or walk.key in self.drawn or not self.asked.admits(walk):
+        if walk is None or text_digest(walk.key) in self.drawn or not self.asked.admits(walk):
             return None
         if any(self.split_of(subject) != self.split for subject in self._subjects(walk)):
             return None
@@ -170,7 +170,7 @@ class _WalkSource:
         is_too_much = (self.lacking + 1) * _LACKING > self.solvable + _LACKING
         if walk.lack and is_too_much:
             return None
-        self.drawn.add(walk.key)
+        self.drawn.add(text_digest(walk.key))
         self.lacking += bool(walk.lack)
         self.solvable += not walk.lack
         self.changing += bool(walk.reads)

@@ -1,15 +1,12 @@
-"""The stages that a task passes before it is kept, why it may fail each of them, and the account of both."""
+"""The stages that a task passes before it is kept, why it may fail each of them, and the yield of both."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from mcpagent.core.records import JsonObject
-
-_EXAMPLES_KEPT = 3
 
 
 class RejectCode(StrEnum):
@@ -98,21 +95,6 @@ class RejectedTask(Exception):
     def __init__(self, code: RejectCode, detail: str) -> None:
         super().__init__(detail)
         self.rejection = Rejection(code, detail)
-
-
-@dataclass
-class RejectLog:
-    """`counts` by code; `examples` says for each code what happened in the first of them."""
-
-    counts: Counter[RejectCode] = field(default_factory=Counter)
-    examples: dict[RejectCode, list[str]] = field(default_factory=dict)
-
-    def add(self, rejection: Rejection) -> None:
-        """Count a candidate that was refused; the first texts of each code are kept."""
-        self.counts[rejection.code] += 1
-        texts = self.examples.setdefault(rejection.code, [])
-        if len(texts) < _EXAMPLES_KEPT:
-            texts.append(rejection.detail)
 
 
 def yield_table(

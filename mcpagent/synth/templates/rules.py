@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, Protocol, TypeVar
 
 from mcpagent.core.records import JsonObject
@@ -17,11 +19,11 @@ from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.storage.datasets import DiskList, text_digest
 from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground, wrong_abstentions
-from mcpagent.synth.tasks.record import Candidate, Draw, ToolSelection, draft_task, system_message
+from mcpagent.synth.tasks.record import Candidate, ToolSelection, draft_task, system_message
 from mcpagent.synth.tasks.run import CallCache, as_answered, score
-from mcpagent.synth.tasks.stages import GENERATION_STAGES, RejectCode, Rejection, RejectLog, yield_table
+from mcpagent.synth.tasks.stages import GENERATION_STAGES, RejectCode, Rejection, yield_table
 from mcpagent.synth.templates.pools import SPLITS, list_entities, split_entities
-from mcpagent.synth.templates.template import TemplateSet
+from mcpagent.synth.templates.template import Template, TemplateSet
 from mcpagent.tools.contract import ToolProvider
 
 
@@ -123,6 +125,7 @@ def _only_text_parameter(spec: ToolSpec) -> str | None:
 
 
 _BATCH = 32  # candidates executed at once; fixed, since it takes part in what is kept
+_EXAMPLES_KEPT = 3  # of each reason
 _MAX_FRUITLESS = 2000  # candidates in a row that gave no task, after which there is none left to find
 
 _C = TypeVar("_C", bound="Keyed")
@@ -185,10 +188,15 @@ async def generate_dataset(
     turn = asyncio.Lock()
     sources: dict[str, _SplitSource] = {}
     for split in splits:
-        draw = Draw(templates.templates, entities[split], split=split, seed=seed)
-        if draw.templates:
+        if fitting := _fitting(templates.templates, entities[split]):
             sources[split] = _SplitSource(
-                draw=draw, offer=offer, split=split, seed=seed, cache=cache, turn=turn
+                templates=fitting,
+                entities=entities[split],
+                offer=offer,
+                split=split,
+                seed=seed,
+                cache=cache,
+                turn=turn,
             )
     sizes = {split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()}
     return await fill_splits(
@@ -202,36 +210,43 @@ async def generate_dataset(
     )
 
 
-class SeenTexts:
-    """Texts, of which 64 bits each are kept: for a million of them two are taken for one by a chance of 3 in
-    a hundred million."""
-
-    def __init__(self) -> None:
-        self._digests: set[int] = set()
-
-    def __contains__(self, text: str) -> bool:
-        return text_digest(text) in self._digests
-
-    def add(self, text: str) -> None:
-        """Keep a text."""
-        self._digests.add(text_digest(text))
+def _fitting(templates: Sequence[Template], entities: Mapping[str, Sequence[Any]]) -> list[Template]:
+    """Return those that the entities of a split are enough for. Those in which nothing is to be called go
+    with the others: alone they ask nothing."""
+    fitting = [
+        template
+        for template in templates
+        if all(len(entities[pool]) >= needed for pool, needed in template.needed.items())
+    ]
+    asks_nothing = any(t.plan for t in templates) and not any(t.plan for t in fitting)
+    return [] if asks_nothing else fitting
 
 
+@dataclass
 class Tally:
-    """The account of a run: `seen` holds the keys tried in any split, and the questions that were said."""
+    """The account of a run: `seen` holds digests of the keys tried in any split (`text_digest`), `rejects`
+    counts by code, and `examples` says for each code what happened in the first of them."""
 
-    def __init__(self) -> None:
-        self.log = RejectLog()
-        self.seen = SeenTexts()
-        self.candidates = 0
-        self.surplus = 0
+    seen: set[int] = field(default_factory=set)
+    rejects: Counter[RejectCode] = field(default_factory=Counter)
+    examples: dict[RejectCode, list[str]] = field(default_factory=dict)
+    candidates: int = 0
+    surplus: int = 0
+
+    def reject(self, rejection: Rejection) -> None:
+        """Count a candidate that was refused."""
+        self.rejects[rejection.code] += 1
+        texts = self.examples.setdefault(rejection.code, [])
+        if len(texts) < _EXAMPLES_KEPT:
+            texts.append(rejection.detail)
 
 
 @dataclass(kw_only=True)
 class _SplitSource:
-    """Drafts of one split in the order of their index."""
+    """Candidates of one split, each of which depends on the seed, the split and its index alone."""
 
-    draw: Draw
+    templates: Sequence[Template]
+    entities: Mapping[str, Sequence[Any]]
     offer: ToolSelection
     split: str
     seed: int
@@ -239,10 +254,18 @@ class _SplitSource:
     turn: asyncio.Lock
     index: int = 0
 
-    def next(self) -> Candidate | None:
-        candidate = self.draw(self.index)
+    def next(self) -> Candidate:
+        rng = Random(derive_seed(self.seed, self.split, self.index))
         self.index += 1
-        return candidate
+        template = rng.choices(self.templates, weights=[t.weight for t in self.templates])[0]
+        slots: dict[str, Any] = {}
+        for pool in sorted(set(template.slots.values())):
+            names = [slot for slot, source in template.slots.items() if source == pool]
+            # Two slots of one pool never get the same entity: a channel is not posted to itself.
+            slots.update(zip(names, rng.sample(self.entities[pool], len(names)), strict=True))
+        ordered = {slot: slots[slot] for slot in template.slots}
+        ordered |= {name: rule.value(str(slots[rule.of])) for name, rule in template.derived.items()}
+        return Candidate(template, ordered, rng.randrange(len(template.prompts)))
 
     async def make(self, candidate: Candidate) -> Task | Rejection:
         draft = draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
@@ -303,8 +326,8 @@ async def fill_splits(
         raise without_a_task(counts, tally)
     return GeneratedData(
         tasks=tasks,
-        rejects=dict(sorted(tally.log.counts.items())),
-        examples={code: tuple(texts) for code, texts in sorted(tally.log.examples.items())},
+        rejects=dict(sorted(tally.rejects.items())),
+        examples={code: tuple(texts) for code, texts in sorted(tally.examples.items())},
         candidates=tally.candidates,
         surplus=tally.surplus,
         entities=entities,
@@ -331,11 +354,11 @@ async def fill_split(
         while len(batch) < _BATCH and fruitless < _MAX_FRUITLESS:
             candidate = source.next()
             tally.candidates += 1
-            if candidate is None or candidate.key in tally.seen:
+            if candidate is None or (key := text_digest(candidate.key)) in tally.seen:
                 fruitless += 1
-                tally.log.counts[RejectCode.DUPLICATE] += 1
+                tally.rejects[RejectCode.DUPLICATE] += 1
                 continue
-            tally.seen.add(candidate.key)
+            tally.seen.add(key)
             if derive_seed(0, "shard", candidate.key) % of != number - 1:
                 tally.candidates -= 1
                 continue
@@ -349,7 +372,7 @@ async def fill_split(
                 fruitless = 0
             else:
                 fruitless += 1
-                tally.log.add(outcome)
+                tally.reject(outcome)
         if on_progress is not None:
             on_progress(source.split, len(kept) - before)
         if fruitless >= _MAX_FRUITLESS:
@@ -360,9 +383,8 @@ async def fill_split(
 
 def without_a_task(counts: Mapping[str, int], tally: Tally) -> UserError:
     """Return why there is nothing to write."""
-    log = tally.log
-    rejected = ", ".join(f"{code} {n}" for code, n in sorted(log.counts.items()))
-    examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(log.examples.items())]
+    rejected = ", ".join(f"{code} {n}" for code, n in sorted(tally.rejects.items()))
+    examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(tally.examples.items())]
     why = f"rejected: {rejected}{''.join(examples)}" if rejected else "nothing to ask about has what it takes"
     asked = ", ".join(f"{split} {count}" for split, count in counts.items() if count)
     return UserError(
