@@ -72,14 +72,13 @@ class DraftFault:
         """Whether the model may try again, told of the fault."""
         return self.code not in _FINAL
 
-    def as_json(self) -> JsonObject:
-        """Return the fault as the journal keeps it."""
-        return {"stage": self.stage.value, "code": self.code, "detail": self.detail}
 
-    @classmethod
-    def from_json(cls, value: JsonObject) -> DraftFault:
-        """Return what `as_json` gave."""
-        return cls(DraftStage(value["stage"]), value["code"], value["detail"])
+class FaultFound(Exception):
+    """Carries a fault out of a check."""
+
+    def __init__(self, fault: DraftFault) -> None:
+        super().__init__(fault.detail)
+        self.fault = fault
 
 
 _Form = TypeVar("_Form", bound=Record)
@@ -122,34 +121,26 @@ class Vote(Record):
     accept: bool
 
 
-def read_reply(reply: ChatReply, form: type[_Form]) -> _Form | DraftFault:
-    """Return the answer in its form, or why it does not have it."""
+def read_reply(reply: ChatReply, form: type[_Form]) -> _Form:
+    """Return the answer in its form. Raises FaultFound if it does not have it."""
     if reply.finish is Finish.REFUSED:
-        return DraftFault(DraftStage.GENERATE, DraftFaultCode.REFUSED, reply.text[:300])
+        _fail(DraftFaultCode.REFUSED, reply.text[:300], DraftStage.GENERATE)
     value = json_of(reply)
+    if value is None and reply.finish is Finish.LENGTH:
+        detail = "the answer was cut off at the token limit; be brief"
+        _fail(DraftFaultCode.TRUNCATED, detail, DraftStage.GENERATE)
     if value is None:
-        if reply.finish is Finish.LENGTH:
-            detail = "the answer was cut off at the token limit; be brief"
-            return DraftFault(DraftStage.GENERATE, DraftFaultCode.TRUNCATED, detail)
         detail = f"the answer is not one JSON object: {reply.text[:100]!r}"
-        return DraftFault(DraftStage.GENERATE, DraftFaultCode.MALFORMED, detail)
+        _fail(DraftFaultCode.MALFORMED, detail, DraftStage.GENERATE)
     try:
         return form.model_validate(value)
     except ValidationError as error:
         problems = "; ".join(describe(detail, root="the answer") for detail in error.errors()[:5])
-        return DraftFault(DraftStage.GENERATE, DraftFaultCode.SCHEMA, problems)
+        _fail(DraftFaultCode.SCHEMA, problems, DraftStage.GENERATE)
 
 
 DATA_SOURCE = "synthetic/llm"
 _LONGEST_PROMPT = 2000  # characters
-
-
-class FaultFound(Exception):
-    """Carries a fault out of a check."""
-
-    def __init__(self, fault: DraftFault) -> None:
-        super().__init__(fault.detail)
-        self.fault = fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,5 +266,5 @@ def _references(where: str, value: Any) -> set[int]:
         _fail(DraftFaultCode.BAD_REFERENCE, f"{where}: {error}")
 
 
-def _fail(code: DraftFaultCode, detail: str) -> NoReturn:
-    raise FaultFound(DraftFault(DraftStage.FORMAT, code, detail))
+def _fail(code: DraftFaultCode, detail: str, stage: DraftStage = DraftStage.FORMAT) -> NoReturn:
+    raise FaultFound(DraftFault(stage, code, detail))

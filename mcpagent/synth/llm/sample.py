@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mcpagent.core.records import JsonObject, Record
@@ -46,15 +46,6 @@ class Executed:
 
     task: Task
     calls: tuple[JsonObject, ...]
-
-    def as_json(self) -> JsonObject:
-        """Return the task and its calls as the journal keeps them."""
-        return {"task": task_record(self.task), "calls": list(self.calls)}
-
-    @classmethod
-    def from_json(cls, value: JsonObject) -> Executed:
-        """Return what `as_json` gave."""
-        return cls(task=Task.model_validate(value["task"]), calls=tuple(value["calls"]))
 
 
 class Executor:
@@ -191,26 +182,20 @@ class Workshop:
     async def _until_good(self, commission: Commission, faults: list[DraftFault]) -> Executed | None:
         messages = commission.messages
         for attempt in range(self.asking.repairs + 1):
-            key = f"{self.check.settings.seed}:{commission.number}"
+            key = self._key(commission, "draft", attempt)
             try:
-                reply = await self.client.ask(
-                    self._request(messages, Draft, "task"), key=f"{key}:draft:{attempt}"
-                )
+                reply = await self.client.ask(self._request(messages, Draft, "task"), key=key)
             except ChatFailed as failure:
                 faults.append(DraftFault(DraftStage.GENERATE, failure.reason.value, failure.text))
                 return None
-            outcome = await self._consider(read_reply(reply, Draft), commission, f"{key}:{{}}:{attempt}")
-            if isinstance(outcome, Executed):
-                return self._signed(outcome, commission, attempt)
-            faults.append(outcome)
-            if not outcome.is_repairable:
+            try:
+                return await self._made(read_reply(reply, Draft), commission, attempt)
+            except FaultFound as fault_found:
+                fault = fault_found.fault
+            faults.append(fault)
+            if not fault.is_repairable:
                 return None
-            told = fill_in(
-                self.asking.prompts.texts.repair,
-                stage=outcome.stage,
-                code=outcome.code,
-                detail=outcome.detail,
-            )
+            told = fill_in(self.asking.prompts.texts.repair, **asdict(fault))
             # Only the last attempt goes back: a longer history costs more than it helps.
             messages = (
                 *commission.messages,
@@ -219,38 +204,41 @@ class Workshop:
             )
         return None
 
-    async def _consider(
-        self, draft: Draft | DraftFault, commission: Commission, key: str
-    ) -> Executed | DraftFault:
-        if isinstance(draft, DraftFault):
-            return draft
-        try:
-            task = self.check.task(draft, complexity=commission.complexity)
-        except FaultFound as fault_found:
-            return fault_found.fault
-        executed = await self._executed(task, key.format("executed"))
-        if isinstance(executed, DraftFault):
-            return executed
-        votes = await self._votes(executed, key=key.format("vote"))
-        if isinstance(votes, DraftFault):
-            return votes
-        info = {**executed.task.extra_info, "votes": votes}
-        return Executed(task=executed.task.model_copy(update={"extra_info": info}), calls=executed.calls)
+    def _key(self, commission: Commission, what: str, attempt: int) -> str:
+        return f"{self.check.settings.seed}:{commission.number}:{what}:{attempt}"
 
-    async def _executed(self, task: Task, key: str) -> Executed | DraftFault:
-        """Return it from the journal if it is there: a live tool may answer differently, or cost money."""
+    async def _made(self, draft: Draft, commission: Commission, attempt: int) -> Executed:
+        """Check a draft, run its plan, and have it voted on. Raises FaultFound."""
+        task = self.check.task(draft, complexity=commission.complexity)
+        executed = await self._executed(task, self._key(commission, "executed", attempt))
+        info = {
+            **executed.task.extra_info,
+            "votes": await self._votes(executed, key=self._key(commission, "vote", attempt)),
+            **self.provenance,
+            "sample": commission.number,
+            "attempt": attempt,
+            "domain": commission.domain,
+            **({"curriculum": commission.curriculum_id} if commission.curriculum_id else {}),
+        }
+        return replace(executed, task=executed.task.model_copy(update={"extra_info": info}))
+
+    async def _executed(self, task: Task, key: str) -> Executed:
+        """Take it from the journal if it is there: a live tool may answer differently, or cost money."""
         recorded: JsonObject | None = self.journal.executed(key)
         if recorded is None:
             outcome = await self.executor.run(task)
-            recorded = {"fault": outcome.as_json()} if isinstance(outcome, DraftFault) else outcome.as_json()
+            if isinstance(outcome, DraftFault):
+                recorded = {"fault": asdict(outcome)}
+            else:
+                recorded = {"task": task_record(outcome.task), "calls": list(outcome.calls)}
             self.journal.keep_executed(key, recorded)
-        if "fault" in recorded:
-            return DraftFault.from_json(recorded["fault"])
-        return Executed.from_json(recorded)
+        if (fault := recorded.get("fault")) is not None:
+            raise FaultFound(DraftFault(DraftStage(fault["stage"]), fault["code"], fault["detail"]))
+        return Executed(task=Task.model_validate(recorded["task"]), calls=tuple(recorded["calls"]))
 
-    async def _votes(self, executed: Executed, *, key: str) -> list[JsonObject] | DraftFault:
-        """Return the votes of an accepted task: more than half of all must accept. One that cannot be read
-        counts for neither side and is named."""
+    async def _votes(self, executed: Executed, *, key: str) -> list[JsonObject]:
+        """Return the votes of an accepted task: more than half of all must accept, or FaultFound is raised.
+        One that cannot be read counts for neither side and is named."""
         votes = self.asking.votes
         outcomes = await asyncio.gather(
             *(self._vote(executed, f"{key}:{n}", n) for n in range(votes)), return_exceptions=True
@@ -268,7 +256,7 @@ class Workshop:
         # Could the votes that are missing have made a majority?
         could_pass = 2 * (votes - refusing) > votes
         code = DraftFaultCode.VOTES_MISSING if could_pass else DraftFaultCode.VOTED_DOWN
-        return DraftFault(DraftStage.COMMITTEE, code, reasons)
+        raise FaultFound(DraftFault(DraftStage.COMMITTEE, code, reasons))
 
     async def _vote(self, executed: Executed, key: str, number: int) -> JsonObject:
         texts, truth = self.asking.prompts.texts, executed.task.truth
@@ -286,8 +274,8 @@ class Workshop:
             vote = read_reply(await self.client.ask(self._request(messages, Vote, "vote"), key=key), Vote)
         except ChatFailed as failure:
             return {"accept": None, "reason": f"no vote: {failure.reason}"}
-        if isinstance(vote, DraftFault):
-            return {"accept": None, "reason": f"no vote: {vote.code}"}
+        except FaultFound as fault_found:
+            return {"accept": None, "reason": f"no vote: {fault_found.fault.code}"}
         return vote.model_dump()
 
     def _request(self, messages: tuple[JsonObject, ...], form: type[Record], name: str) -> ChatRequest:
@@ -297,17 +285,6 @@ class Workshop:
             schema=form.model_json_schema(),  # every field required, no other allowed: strict outputs
             schema_name=name,
         )
-
-    def _signed(self, executed: Executed, commission: Commission, attempt: int) -> Executed:
-        info = {
-            **executed.task.extra_info,
-            **self.provenance,
-            "sample": commission.number,
-            "attempt": attempt,
-            "domain": commission.domain,
-            **({"curriculum": commission.curriculum_id} if commission.curriculum_id else {}),
-        }
-        return Executed(task=executed.task.model_copy(update={"extra_info": info}), calls=executed.calls)
 
 
 _WORD = re.compile(r"[A-Za-z0-9][\w.@/-]*")
