@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -43,8 +43,8 @@ from mcpagent.train.batch.scoring import Batch, TokenScorer, model_device, why_n
 from mcpagent.train.learner.optim import MasterWeights, Precision, Schedule
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.reference import EmaReference
-from mcpagent.train.learner.wrapping import Wrapping, put_stored
-from mcpagent.train.objective.value import ValueHead, load_value_head, named_parameters, save_value_head
+from mcpagent.train.learner.wrapping import Wrapping, load_tensors, put_stored, save_tensors
+from mcpagent.train.objective.value import VALUE_HEAD, ValueHead, named_parameters
 from mcpagent.train.start import Start, lineage_of
 
 
@@ -175,6 +175,7 @@ def _all_but_first(token_ids: Sequence[int]) -> TrainSample:
     return TrainSample(token_ids_T=tuple(token_ids), loss_mask_T=(False, *[True] * (len(token_ids) - 1)))
 
 
+_MASTERS = "master_weights"  # the file of the float32 copies
 _NOTHING = TrainSample(token_ids_T=(1, 2), loss_mask_T=(False, False))  # no token that carries loss
 
 
@@ -393,14 +394,23 @@ class Learner:
             save_trainer_state(draft, named=named, optimizers=optimizers, state=state, wrapping=wrapping)
             trainer_state = None if draft is None else draft / STATE_FOLDER
             self.processes.meet()
-            self._masters.save(trainer_state, gather=wrapping.gathered)
-            if self._value_head is not None:
-                save_value_head(self._value_head, trainer_state, gather=wrapping.gathered)
-            if self._ema is not None:
-                self._ema.save(trainer_state)
+            for name, tensors in self._further_tensors().items():
+                path = None if trainer_state is None else trainer_state / f"{name}.safetensors"
+                save_tensors(path, tensors, wrapping=wrapping)
             if trainer_state is not None:
                 self._precision.save(trainer_state)
         self.processes.meet()
+
+    def _further_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
+        """What a checkpoint holds besides weights and the optimisers' state, by the names of its files."""
+        head, further = self._value_head, dict[str, Mapping[str, torch.Tensor]]()
+        if head is not None:
+            further[VALUE_HEAD] = head.state_dict(keep_vars=True)
+        if self._ema is not None:
+            further["reference"] = self._ema.shadows
+        if self._masters.copies:
+            further[_MASTERS] = self._masters.copies
+        return further
 
     @torch.no_grad()
     def logprobs(
@@ -462,13 +472,14 @@ class Learner:
             base_of(folder)  # which refuses a base that is not the one that was recorded
         self.load_weights(folder)
         self.prove(folder)
-        put, source = self.wrapping.put, folder / STATE_FOLDER
+        source = folder / STATE_FOLDER
         self._precision.load(source)
-        if self._value_head is not None:
-            load_value_head(self._value_head, source, put=put)
-        if self._ema is not None:
-            self._ema.load(source)
-        self._masters.load(source, put=put)
+        for name, tensors in self._further_tensors().items():
+            path = source / f"{name}.safetensors"
+            if name == _MASTERS and not path.is_file():
+                self._masters.take_weights()
+            else:
+                load_tensors(path, tensors, wrapping=self.wrapping)
         state = load_trainer_state(
             folder, named=self._masters.named, optimizers=self._optimizers, wrapping=self.wrapping
         )

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim._muon import _adjust_lr
 
-from mcpagent.models.weights import tensors_in
 from mcpagent.train.objective.value import VALUE_HEAD
 
 _NO_MUON = ("embed", "lm_head", VALUE_HEAD)  # names of matrices that are not linear maps inside the network
@@ -131,18 +129,6 @@ def _groups(
     return [*groups, {"params": value, "lr": value_learning_rate}] if value else groups
 
 
-Gather = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-Put = Callable[[torch.Tensor, Callable[[], torch.Tensor]], None]
-
-
-def put_whole(tensor: torch.Tensor, source: Callable[[], torch.Tensor]) -> None:
-    """Write what `source` gives into a tensor that lies in one place."""
-    tensor.copy_(source())
-
-
-_MASTERS_FILE = "master_weights.safetensors"
-
-
 class MasterWeights:
     """Float32 copies of the trained weights that the model holds in half precision. Gradients add up in them
     and the optimisers move them; the model gets them rounded after each step (Micikevicius et al. 2018,
@@ -163,12 +149,12 @@ class MasterWeights:
         self._local = local
         self._held = {n: p for n, p in trained.items() if p.dtype.itemsize < torch.float32.itemsize}
         if kept is not None:
-            self._masters: dict[str, Any] = {n: kept[n] for n in self._held}
+            self.copies: dict[str, Any] = {n: kept[n] for n in self._held}
             self.named = list(trained.items())
             return
-        self._masters = {n: nn.Parameter(p.detach().float()) for n, p in self._held.items()}
-        self.named = [(n, self._masters.get(n, p)) for n, p in trained.items()]
-        master_of = {id(p): self._masters[n] for n, p in self._held.items()}
+        self.copies = {n: nn.Parameter(p.detach().float()) for n, p in self._held.items()}
+        self.named = [(n, self.copies.get(n, p)) for n, p in trained.items()]
+        master_of = {id(p): self.copies[n] for n, p in self._held.items()}
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["params"] = [master_of.get(id(p), p) for p in group["params"]]
 
@@ -178,7 +164,7 @@ class MasterWeights:
         pass."""
         for name, parameter in self._held.items():
             if (gradient := parameter.grad) is not None:
-                master = self._masters[name]
+                master = self.copies[name]
                 master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
                 parameter.grad = None
 
@@ -186,25 +172,13 @@ class MasterWeights:
     def give_weights(self) -> None:
         """Round the copies into the model: to be called after each step."""
         for name, parameter in self._held.items():
-            self._local(parameter).copy_(self._local(self._masters[name]))
-
-    def save(self, folder: Path | None, *, gather: Gather = dict) -> None:
-        """Into a folder of trainer state (None in a process that takes part without writing); nothing if
-        the model holds all weights in 32 bits."""
-        whole = gather(self._masters)  # themselves: who gathers knows where each belongs
-        if whole and folder is not None:
-            save_file({n: m.detach().cpu() for n, m in whole.items()}, folder / _MASTERS_FILE)
+            self._local(parameter).copy_(self._local(self.copies[name]))
 
     @torch.no_grad()
-    def load(self, folder: Path, *, put: Put = put_whole) -> None:
-        """Put back what `save` wrote; if a checkpoint has none, the weights of the restored model."""
-        path = folder / _MASTERS_FILE
-        saved = tensors_in(path) if path.is_file() else {}
-        for name, master in self._masters.items():
-            if name in saved:
-                put(master, saved[name])
-            else:
-                self._local(master).copy_(self._local(self._held[name]))
+    def take_weights(self) -> None:
+        """Copy the model's weights as they are: those of a checkpoint that has no copies."""
+        for name, parameter in self._held.items():
+            self._local(self.copies[name]).copy_(self._local(parameter))
 
 
 def linear_schedule(

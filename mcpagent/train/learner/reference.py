@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
-from mcpagent.errors import RunError
-from mcpagent.models.weights import tensors_in
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.wrapping import Wrapping
-
-_FILE = "reference.safetensors"
 
 
 class EmaReference:
@@ -35,7 +29,7 @@ class EmaReference:
     ) -> None:
         self._parameters = {n: p for n, p in named if p.requires_grad}
         self._wrapping = wrapping or Wrapping(Processes())
-        self._shadows = {
+        self.shadows = {
             n: self._wrapping.copied(p, torch.promote_types(p.dtype, torch.float32))
             for n, p in self._parameters.items()
         }
@@ -46,7 +40,7 @@ class EmaReference:
         """Step `step` (1-based) is over."""
         if self._every is not None and step % self._every == 0:
             for name, parameter in self._parameters.items():
-                shadow = self._wrapping.local(self._shadows[name])
+                shadow = self._wrapping.local(self.shadows[name])
                 shadow.lerp_(self._wrapping.local(parameter).to(shadow.dtype), 1.0 - self._decay)
 
     @contextmanager
@@ -58,7 +52,7 @@ class EmaReference:
             return
         policy = {name: parameter.data for name, parameter in self._parameters.items()}
         for name, parameter in self._parameters.items():
-            parameter.data = self._shadows[name].to(parameter.dtype)
+            parameter.data = self.shadows[name].to(parameter.dtype)
         try:
             yield
         finally:
@@ -74,7 +68,7 @@ class EmaReference:
         self._wrapping.settle()
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                local(parameter).copy_(local(self._shadows[name]))
+                local(parameter).copy_(local(self.shadows[name]))
         try:
             yield
         finally:
@@ -82,22 +76,3 @@ class EmaReference:
             with torch.no_grad():
                 for name, parameter in self._parameters.items():
                     local(parameter).copy_(policy[name])
-
-    def save(self, folder: Path | None) -> None:
-        """Into a folder of trainer state; None in the processes that take part without writing."""
-        whole = self._wrapping.gathered(self._shadows)
-        if folder is not None:
-            save_file({n: s.cpu().contiguous() for n, s in whole.items()}, folder / _FILE)
-
-    @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Put back what `save` wrote. Raises RunError if it does not fit."""
-        saved = tensors_in(folder / _FILE)
-        if saved.keys() != self._shadows.keys():
-            raise RunError(
-                "the checkpoint's reference does not have the parameters that this run trains",
-                where=str(folder),
-                remedy="resume with the configuration that the run was started with",
-            )
-        for name, shadow in self._shadows.items():
-            self._wrapping.put(shadow, saved[name])

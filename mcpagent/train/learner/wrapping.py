@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
@@ -21,6 +23,7 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.errors import RunError, UserError
 from mcpagent.models.adapters import causal_lm
 from mcpagent.models.load import map_large_blocks, resolve_dtype, trim_heap
+from mcpagent.models.weights import tensors_in
 from mcpagent.policy.contract import choose_backend
 from mcpagent.storage.packages import require
 from mcpagent.train.batch.scoring import Batch
@@ -307,6 +310,28 @@ def put_stored(
     for names in names_of.values():
         sources = [stored[name] for name in names if name in stored] if stored is not None else [_nothing]
         wrapping.put(targets[names[0]], sources[0])
+
+
+def save_tensors(path: Path | None, tensors: Mapping[str, torch.Tensor], *, wrapping: Wrapping) -> None:
+    """Write the whole of each tensor into a safetensors file. Every process calls this, those that do not
+    write with None."""
+    whole = wrapping.gathered(tensors)
+    if path is not None:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in whole.items()}, path)
+
+
+@torch.no_grad()
+def load_tensors(path: Path, tensors: Mapping[str, torch.Tensor], *, wrapping: Wrapping) -> None:
+    """Put back what `save_tensors` wrote. Raises RunError if it does not fit."""
+    saved = tensors_in(path)
+    if saved.keys() != tensors.keys():
+        raise RunError(
+            f"the checkpoint's {path.stem} does not have the parameters that this run trains",
+            where=str(path.parent),
+            remedy="resume with the configuration that the run was started with",
+        )
+    for name, tensor in tensors.items():
+        wrapping.put(tensor, saved[name])
 
 
 def _nothing() -> torch.Tensor:

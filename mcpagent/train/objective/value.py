@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import pvariance
 from typing import Any
 
 import torch
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
 from mcpagent.models.adapters import causal_lm
-from mcpagent.models.weights import tensors_in
 from mcpagent.train.batch.samples import TrainSample
 
 VALUE_HEAD = "value_head"  # prefix of its parameters' names
-_FILE = "value_head.safetensors"
 _UNITS = 128
 _LEAST_VARIANCE = (
     1e-4  # of a component, as a share of the mean variance: an almost constant one is not blown up
@@ -98,32 +94,6 @@ def new_value_head(model: Any) -> ValueHead:
 def named_parameters(head: ValueHead | None) -> list[tuple[str, nn.Parameter]]:
     """By the names that they have in a checkpoint."""
     return [(f"{VALUE_HEAD}.{n}", p) for n, p in head.named_parameters()] if head is not None else []
-
-
-def save_value_head(
-    head: ValueHead,
-    folder: Path | None,
-    *,
-    gather: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] = dict,
-) -> None:
-    """Into a folder of trainer state (None in a process that takes part without writing): the head is not a
-    part of the model that is exported."""
-    whole = gather(head.state_dict(keep_vars=True))
-    if folder is not None:
-        save_file({n: t.detach().cpu().contiguous() for n, t in whole.items()}, folder / _FILE)
-
-
-@torch.no_grad()
-def load_value_head(
-    head: ValueHead,
-    folder: Path,
-    *,
-    put: Callable[[torch.Tensor, Callable[[], torch.Tensor]], object] = lambda t, source: t.copy_(source()),
-) -> None:
-    """Put back what `save_value_head` wrote."""
-    saved = tensors_in(folder / _FILE)
-    for name, tensor in head.state_dict(keep_vars=True).items():
-        put(tensor, saved[name])
 
 
 def turn_starts(samples: Sequence[TrainSample]) -> list[int]:

@@ -11,8 +11,12 @@ import torch
 
 from mcpagent.errors import RunError
 from mcpagent.models.adapters import LoraShape, attach_lora
+from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.reference import EmaReference
+from mcpagent.train.learner.wrapping import Wrapping, load_tensors, save_tensors
 from tests.train.world import full_logprobs, make_learner, some_samples, tiny_model
+
+ALONE = Wrapping(Processes())
 
 
 def adapted() -> Any:
@@ -84,7 +88,7 @@ def test_the_learner_asks_it_for_reference_logprobs() -> None:
 def test_what_is_not_trained_has_no_shadow(tmp_path: Path) -> None:
     model = adapted()
     follower = EmaReference(model.named_parameters(), every=1, decay=0.5)
-    follower.save(tmp_path)
+    save_tensors(tmp_path / "reference.safetensors", follower.shadows, wrapping=ALONE)
     shadows = sum(p.numel() for p in model.parameters() if p.requires_grad) * 4
     assert shadows < (tmp_path / "reference.safetensors").stat().st_size < 1.5 * shadows + 8192
 
@@ -108,6 +112,8 @@ def test_a_checkpoint_brings_it_back_exactly(tmp_path: Path) -> None:
 
 
 def test_a_reference_of_other_parameters_is_refused(tmp_path: Path) -> None:
-    EmaReference(tiny_model().named_parameters(), every=1, decay=0.5).save(tmp_path)
-    with pytest.raises(RunError, match="does not have the parameters"):
-        EmaReference(adapted().named_parameters(), every=1, decay=0.5).load(tmp_path)
+    saved = EmaReference(tiny_model().named_parameters(), every=1, decay=0.5)
+    other = EmaReference(adapted().named_parameters(), every=1, decay=0.5)
+    save_tensors(tmp_path / "reference.safetensors", saved.shadows, wrapping=ALONE)
+    with pytest.raises(RunError, match="reference does not have the parameters"):
+        load_tensors(tmp_path / "reference.safetensors", other.shadows, wrapping=ALONE)
