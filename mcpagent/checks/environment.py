@@ -21,7 +21,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Policy
-from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
+from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, over_eager
 from mcpagent.reward.validate import task_problems
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.rollout.setup import agent_settings
@@ -54,8 +54,8 @@ def check_environment(
     over_eager: Sequence[Trajectory],
 ) -> list[Claim]:
     """Return one verdict for each claim, from at least one trajectory a task: `gold` of `GoldPolicy`; `empty`
-    of `EmptyPolicy`, but if the right answer is to abstain, of a policy that says so; `over_eager`, of those
-    tasks only, of `OverEagerPolicy`."""
+    of one that says nothing, but if the right answer is to abstain, of a policy that says so; `over_eager`,
+    of those tasks only, of the policy of that name."""
     abstaining = DiskList(task for task in tasks if task.truth.abstain)
     acting = DiskList(task for task in tasks if not task.truth.abstain)
     eager = "an over-eager policy fails if no call is right"
@@ -346,12 +346,11 @@ def env_check(
             def play(policy: Policy, played: Sequence[Task]) -> Sequence[Trajectory]:
                 return _play(policy, played, config=config, tools=tools, on_done=lambda _: advance())
 
+            silent = ScriptedPolicy(lambda _: "")
             runs = {
                 "gold": play(GoldPolicy(tasks), tasks),
-                "empty": DiskList(
-                    chain(play(EmptyPolicy(), acting), play(GoldPolicy(abstaining), abstaining))
-                ),
-                "over_eager": play(OverEagerPolicy(), abstaining),
+                "empty": DiskList(chain(play(silent, acting), play(GoldPolicy(abstaining), abstaining))),
+                "over_eager": play(ScriptedPolicy(over_eager), abstaining),
             }
             tool_metrics, cassette = tools.pool.metrics(), tools.take_cassette_counts()
         claims = check_environment(tasks, **runs)

@@ -205,7 +205,7 @@ class _GoldPlan:
         """Other offered tools of the first step's server that take its very arguments."""
         gold = self.steps[0]
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request.tools}
-        mine = schemas.get(_shown_name(gold, request), {}).get("properties", {})
+        mine = schemas.get(_name_of(gold, request), {}).get("properties", {})
         sisters: list[str] = []
         for dotted in self._task.offered_tools or ():
             server, _, name = dotted.partition(".")
@@ -263,41 +263,21 @@ class _GoldPlan:
         return "What would you like to know?"
 
 
-class EmptyPolicy:
-    """Says nothing, and never calls a tool."""
-
-    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """Return an empty text for each request."""
-        return [Completion(text="") for _ in requests]
-
-    async def release(self, episode_id: str) -> None:
-        """Nothing is kept."""
-
-
-class OverEagerPolicy:
-    """Calls the first offered tool, with the least arguments that its schema takes, and never answers. Where
-    there is nothing but a search, it searches for the user's words."""
-
-    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """Raise RunError if a request offers no tool."""
-        return [Completion(text=self._text(request)) for request in requests]
-
-    async def release(self, episode_id: str) -> None:
-        """Nothing is kept."""
-
-    def _text(self, request: CompletionRequest) -> str:
-        if not request.tools:
-            raise RunError(f"{request.episode_id} offers no tool to call")
-        search = search_name(request.tools)
-        tools = [tool["function"] for tool in request.tools if tool["function"]["name"] != search]
-        if not tools and search is not None:
-            said = [m["content"] for m in request.messages if m["role"] == "user"][-1]
-            return call_text(search, {"query": said[:_MAX_QUERY_CHARS] or "anything"})
-        function = tools[0]
-        schema = function["parameters"]
-        properties = schema.get("properties", {})
-        arguments = {name: _any_value(properties.get(name, {})) for name in schema.get("required", ())}
-        return call_text(function["name"], arguments)
+def over_eager(request: CompletionRequest) -> str:
+    """Call the first offered tool, with the least arguments that its schema takes, and never answer. If there
+    is nothing but a search, search for the user's words. Raises RunError if no tool is offered."""
+    if not request.tools:
+        raise RunError(f"{request.episode_id} offers no tool to call")
+    search = search_name(request.tools)
+    tools = [tool["function"] for tool in request.tools if tool["function"]["name"] != search]
+    if not tools and search is not None:
+        said = [m["content"] for m in request.messages if m["role"] == "user"][-1]
+        return call_text(search, {"query": said[:_MAX_QUERY_CHARS] or "anything"})
+    function = tools[0]
+    schema = function["parameters"]
+    properties = schema.get("properties", {})
+    arguments = {name: _any_value(properties.get(name, {})) for name in schema.get("required", ())}
+    return call_text(function["name"], arguments)
 
 
 def _queries_and_answers(messages: Sequence[JsonObject], search: str | None) -> tuple[list[str], list[str]]:
@@ -324,16 +304,11 @@ def _is_shown(step: PlanStep, request: CompletionRequest) -> bool:
 
 
 def _name_of(step: PlanStep, request: CompletionRequest) -> str:
-    """As `_shown_name`; `server.tool`, which names any loaded tool, if no offered name is one of these."""
-    return _shown_name(step, request) if _is_shown(step, request) else f"{step.server}.{step.tool}"
-
-
-def _shown_name(step: PlanStep, request: CompletionRequest) -> str:
-    """Return the tool's own name, but `server__tool` if the offer shows only that (two tools share a
-    name)."""
+    """Return the tool's own name, `server__tool` if the offer shows only that (two tools share a name), or
+    `server.tool`, which names any loaded tool, if it shows neither."""
     shown = {tool["function"]["name"] for tool in request.tools}
-    qualified = f"{step.server}__{step.tool}"
-    return qualified if qualified in shown and step.tool not in shown else step.tool
+    names = (step.tool, f"{step.server}__{step.tool}")
+    return next((name for name in names if name in shown), f"{step.server}.{step.tool}")
 
 
 def _first_group(steps: Sequence[PlanStep]) -> list[PlanStep]:

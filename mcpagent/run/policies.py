@@ -20,7 +20,7 @@ from mcpagent.llm.client import open_client
 from mcpagent.models.weights import weight_files
 from mcpagent.policy.contract import Policy, require_vllm
 from mcpagent.policy.openai import OpenAIPolicy
-from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy
+from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, over_eager
 from mcpagent.rollout.collector import AgentSettings
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.api_models import budget_of, open_asked
@@ -80,9 +80,9 @@ def open_policy(
     """Open `gold`, `empty`, `over-eager`, `openai:NAME`, a checkpoint or run folder, or a hub id. Raises
     UserError."""
     if name in SCRIPTED:
-        policies = {"gold": lambda: GoldPolicy(tasks), "empty": EmptyPolicy, "over-eager": OverEagerPolicy}
+        extremes = {"empty": lambda _: "", "over-eager": over_eager}
         yield ReadyPolicy(
-            policy=policies[name](),
+            policy=GoldPolicy(tasks) if name == "gold" else ScriptedPolicy(extremes[name]),
             identity={"name": name},
         )
     elif name.startswith(PREFIX):

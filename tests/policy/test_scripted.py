@@ -11,7 +11,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.env.parsing import parse_action
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
-from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy, OverEagerPolicy, ScriptedPolicy, call_text
+from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, call_text, over_eager
 
 
 def tool(name: str, **properties: str) -> dict[str, Any]:
@@ -266,14 +266,14 @@ def test_a_script_plays_from_the_start_in_every_episode_and_does_not_run_on() ->
 
 
 def test_the_two_extremes() -> None:
-    assert played(EmptyPolicy(), []) == [""]
+    assert played(ScriptedPolicy(lambda _: ""), []) == [""]
     request = CompletionRequest(
         episode_id="x#0", sampling=Sampling(), tools=(tool("t", a="string", b="integer", c="array"),)
     )
-    text = asyncio.run(OverEagerPolicy().complete([request]))[0].text
+    text = asyncio.run(ScriptedPolicy(over_eager).complete([request]))[0].text
     assert text == call_text("t", {"a": "x", "b": 1, "c": []})
     with pytest.raises(RunError, match="no tool"):
-        asyncio.run(OverEagerPolicy().complete([CompletionRequest(episode_id="x#0", sampling=Sampling())]))
+        over_eager(CompletionRequest(episode_id="x#0", sampling=Sampling()))
 
 
 CALL = '{"name": "buy", "arguments": {}}'

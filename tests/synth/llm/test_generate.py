@@ -13,7 +13,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import RunError, UserError
 from mcpagent.policy.contract import Policy, Sampling
-from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy
+from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy
 from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.storage.datasets import read_tasks
@@ -128,7 +128,7 @@ def test_the_tasks_can_be_played_gold_wins_and_silence_loses(made: tuple[Any, li
                 for a in attempts
             ]
 
-    gold, silent = asyncio.run(play(GoldPolicy(tasks))), asyncio.run(play(EmptyPolicy()))
+    gold, silent = asyncio.run(play(GoldPolicy(tasks))), asyncio.run(play(ScriptedPolicy(lambda _: "")))
     assert [t.reward for t in gold] == [1.0] * len(tasks)
     assert not any(t.is_success for t in silent)
 

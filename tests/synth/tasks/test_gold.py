@@ -9,7 +9,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.policy.contract import Policy, Sampling
-from mcpagent.policy.scripted import EmptyPolicy, GoldPolicy
+from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy
 from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.templates.rules import generate_dataset
@@ -66,7 +66,11 @@ def test_the_gold_plan_of_every_task_scores_one_and_silence_fails_in_the_real_en
     async def run() -> tuple[Sequence[Task], list[Trajectory], list[Trajectory]]:
         async with ToolPool(builtin_servers()) as pool:
             tasks = await generate(pool, templates, 80)
-            return tasks, await play(pool, tasks, GoldPolicy(tasks)), await play(pool, tasks, EmptyPolicy())
+            return (
+                tasks,
+                await play(pool, tasks, GoldPolicy(tasks)),
+                await play(pool, tasks, ScriptedPolicy(lambda _: "")),
+            )
 
     tasks, gold, silent = asyncio.run(run())
     assert {task.extra_info["template"] for task in tasks} == {t.name for t in templates.templates}
