@@ -105,7 +105,7 @@ def combined(parts: Sequence[UpdateStats]) -> UpdateStats:
     first, *others = parts
     for other in others:
         first.add(other.tokens, **other.sums)
-        first.drift.join(other.drift)
+        first.drift.log_ratios += other.drift.log_ratios
         first.max_ratio = max(first.max_ratio, other.max_ratio)
         first.loss += other.loss
     value_losses = [p.value_loss for p in parts if p.value_loss is not None]

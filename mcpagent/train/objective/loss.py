@@ -207,56 +207,30 @@ def _sample_means(values_N: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tens
 
 @dataclass
 class SamplerMismatch:
-    """How far the sampler's logprobs are from the trainer's for the same weights: token-weighted sums. The
-    weights `w` are the ratios of probabilities, trainer over sampler."""
+    """How far the sampler's logprobs are from the trainer's for the same weights: the log of the ratio of
+    probabilities, trainer over sampler, of every token, on the CPU."""
 
-    tokens: int = 0
-    gap: float = 0.0
-    max_gap: float = 0.0
-    weight: float = 0.0
-    weight_squared: float = 0.0
-    max_weight: float = 0.0
-    divergence: float = 0.0
-    gaps: list[torch.Tensor] = field(default_factory=list[torch.Tensor])  # of every token, float32 on the CPU
+    log_ratios: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
     def add(self, trainer_N: torch.Tensor, sampler_N: torch.Tensor) -> None:
         """Count tokens by both logprobs (nats), of the same weights."""
-        if not len(trainer_N):
-            return
-        log_ratio = (trainer_N - sampler_N).double()
-        weight = log_ratio.exp()
-        self.tokens += len(log_ratio)
-        gap = log_ratio.abs()
-        self.gap += float(gap.sum())
-        self.max_gap = max(self.max_gap, float(gap.max()))
-        self.gaps.append(gap.float().cpu())
-        self.divergence += float((weight - 1.0 - log_ratio).sum())
-        self.weight += float(weight.sum())
-        self.weight_squared += float(weight.square().sum())
-        self.max_weight = max(self.max_weight, float(weight.max()))
-
-    def join(self, other: SamplerMismatch) -> None:
-        """Take in what another process saw."""
-        self.tokens += other.tokens
-        self.gap += other.gap
-        self.max_gap = max(self.max_gap, other.max_gap)
-        self.weight += other.weight
-        self.weight_squared += other.weight_squared
-        self.max_weight = max(self.max_weight, other.max_weight)
-        self.divergence += other.divergence
-        self.gaps += other.gaps
+        self.log_ratios.append((trainer_N - sampler_N).cpu())
 
     def summary(self) -> dict[str, float]:
-        """`sampler_ess` is the effective sample size of the weights as a share of the tokens (Kish): 1 if
-        sampler and trainer agree. `sampler_kl` is KL(sampler || trainer) in nats a token, by k3."""
-        if not self.tokens:
+        """`sampler_ess` is the effective sample size of the weights, which are the ratios, as a share of the
+        tokens (Kish): 1 if sampler and trainer agree. `sampler_kl` is KL(sampler || trainer) in nats a token,
+        by k3."""
+        tokens = sum(map(len, self.log_ratios))
+        if not tokens:
             return {}
+        log_ratio = torch.cat(self.log_ratios).double()
+        gap, weight = log_ratio.abs(), log_ratio.exp()
         return {
-            "logprob_drift_max": self.max_gap,
-            "logprob_drift_mean": self.gap / self.tokens,
-            "logprob_drift_p99": float(torch.cat(self.gaps).kthvalue(math.ceil(0.99 * self.tokens)).values),
-            "sampler_kl": self.divergence / self.tokens,
-            "sampler_ratio_mean": self.weight / self.tokens,
-            "sampler_ratio_max": self.max_weight,
-            "sampler_ess": self.weight**2 / (self.tokens * self.weight_squared),
+            "logprob_drift_max": float(gap.max()),
+            "logprob_drift_mean": float(gap.mean()),
+            "logprob_drift_p99": float(gap.kthvalue(math.ceil(0.99 * tokens)).values),
+            "sampler_kl": float(k3(-log_ratio).mean()),
+            "sampler_ratio_mean": float(weight.mean()),
+            "sampler_ratio_max": float(weight.max()),
+            "sampler_ess": float(weight.sum().square() / (tokens * weight.square().sum())),
         }
