@@ -14,13 +14,13 @@ from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_te
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.engines.skyrl.config import translate
-from mcpagent.engines.skyrl.credit import NativePlan, credit_batch, native_credit, weigh_advantages
+from mcpagent.engines.skyrl.credit import credit_batch, native_credit, weigh_advantages
 from mcpagent.engines.skyrl.task import skyrl_config
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.objective.advantages import CreditSettings, assign_credit, grade_groups
 from mcpagent.train.objective.loss import policy_loss, token_weights
-from mcpagent.train.settings import update_settings
+from mcpagent.train.settings import grade_settings, update_settings
 from tests.skyrl.test_episodes import BAD_SETUP
 from tests.skyrl.world import TOKENIZER, ScriptedEngine, generator, gold, play, row, stops_early, uids
 
@@ -80,9 +80,9 @@ def native(trajectories: list[Any], config: Any, *, values: dict[str, list[float
     """The graded batch, its advantages by turn, and the ids of the trained episodes in their order."""
     from mcpagent.train.objective.advantages import GradeSettings, Overlong
 
-    plan = NativePlan.of(config)
-    overlong = Overlong(mask_truncated=plan.mask_truncated)
-    settings = GradeSettings(credit=plan.credit, overlong=overlong)
+    grading = grade_settings(config)
+    overlong = Overlong(mask_truncated=grading.overlong.mask_truncated)
+    settings = GradeSettings(credit=grading.credit, overlong=overlong)
     graded = grade_groups(group_trajectories(trajectories), settings=settings)
     by_sample = {
         id(a.sample): t.id
@@ -124,7 +124,7 @@ def test_advantages_and_losses_equal_the_native_ones(
         "rollout.max_new_tokens=64",
     )
     config = load_train_config([], [*base, *overrides]).config
-    plan, batch = NativePlan.of(config), tensors(output)
+    batch = tensors(output)
     values = None
     if config.grpo.advantage == "gae":
         torch.manual_seed(0)
@@ -136,7 +136,7 @@ def test_advantages_and_losses_equal_the_native_ones(
             values[trajectory.id] = [float(batch["values"][i, k]) for k in starts]
     graded, credit, ids = native(trajectories, config, values=values)
     assert 0 < len(ids) <= 13  # three failed, and some groups are all alike
-    metrics = credit_batch(batch, plan)
+    metrics = credit_batch(batch, grade_settings(config))
     assert metrics["trained_samples"] == len(ids)
     rows = [next(i for i, t in enumerate(trajectories) if t.id == name) for name in ids]
     for i in range(16):
@@ -159,7 +159,7 @@ def test_advantages_and_losses_equal_the_native_ones(
             assert batch["returns"][i][mask].tolist() == pytest.approx(returns, abs=CLOSE)
     # The loss of new logprobs against old ones, and against the sampler's.
     new, old, sampler = (drawn(graded.samples, seed) for seed in (1, 2, 3))
-    assert skyrl_loss(config, batch, plan, rows, new, old, sampler) == pytest.approx(
+    assert skyrl_loss(config, batch, rows, new, old, sampler) == pytest.approx(
         native_loss(config, graded, credit, new, old, sampler), abs=CLOSE
     )
 
@@ -192,11 +192,9 @@ def native_loss(config: Any, graded: Any, credit: Any, new: Any, old: Any, sampl
     return float((parts.loss_N * torch.tensor(by_sample).double().repeat_interleave(lengths)).sum())
 
 
-def skyrl_loss(
-    config: Any, batch: Any, plan: NativePlan, rows: list[int], new: Any, old: Any, sampler: Any
-) -> float:
+def skyrl_loss(config: Any, batch: Any, rows: list[int], new: Any, old: Any, sampler: Any) -> float:
     """By SkyRL's own loss, with the settings that the run is mapped onto."""
-    weigh_advantages(batch, [(0, 16)], plan)
+    weigh_advantages(batch, [(0, 16)], update_settings(config))
     shape = batch["advantages"].shape
     placed = []
     for drawn_rows in (new, old, sampler):
@@ -215,10 +213,10 @@ def test_each_optimiser_batch_is_weighed_by_itself(played: tuple[Any, list[Any]]
     """Groups 0 and 1 in one, 2 and 3 in the other: 3 rows are trained on in the first, 6 in the second."""
     output, _ = played
     config = load_train_config([], ["grpo.kl_coef=0", "grpo.loss=grpo"]).config
-    plan, batch = NativePlan.of(config), tensors(output)
-    credit_batch(batch, plan)
+    batch = tensors(output)
+    credit_batch(batch, grade_settings(config))
     before = batch["advantages"].clone()
-    weigh_advantages(batch, [(0, 8), (8, 16)], plan)
+    weigh_advantages(batch, [(0, 8), (8, 16)], update_settings(config))
     for rows, trained in ((range(8), 3), (range(8, 16), 6)):
         for i in rows:
             tokens = int(batch["loss_mask"][i].sum())

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from mcpagent.config.schema import TrainConfig
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.objective.advantages import (
     CreditSettings,
     GradedAttempt,
     GradedBatch,
     GradedGroup,
+    GradeSettings,
     assign_credit,
     has_signal,
     spread_of_batch,
 )
 from mcpagent.train.objective.loss import token_weights
-from mcpagent.train.settings import grade_settings, update_settings
+from mcpagent.train.update import UpdateSettings
 
 FAILED, CUT = "failed", "length"  # stop reasons: an episode that is left out, one that ran out of tokens
 
@@ -66,7 +65,8 @@ def native_credit(
         settings=settings,
         batch_std=spread_of_batch([group.attempts for group in groups], settings),
     )
-    places = [i for group, name in zip(groups, names, strict=True) for i in _trained_rows(group, rows[name])]
+    row_of = {id(sample): i for i, sample in enumerate(samples)}
+    places = [row_of[id(sample)] for sample in graded.samples]
     turns = [_turns(samples[i].loss_mask_T) for i in places]
     # What the KL took off a turn's reward is a penalty of that turn; the outcome came with the last one.
     penalties = [_penalties(rewards_BL[i], turns[k], totals[i]) for k, i in enumerate(places)]
@@ -86,11 +86,6 @@ def native_credit(
     return advantages, returns, trained
 
 
-def _trained_rows(group: GradedGroup, rows: Sequence[int]) -> list[int]:
-    trained = {id(attempt) for attempt in group.trained}
-    return [i for attempt, i in zip(group.attempts, rows, strict=True) if id(attempt) in trained]
-
-
 def _turns(mask_L: Sequence[bool]) -> list[tuple[int, int]]:
     """Start and end of each run of sampled tokens."""
     edges = [i for i, (a, b) in enumerate(zip((False, *mask_L), (*mask_L, False), strict=True)) if a != b]
@@ -104,28 +99,7 @@ def _penalties(rewards_L: torch.Tensor, turns: Sequence[tuple[int, int]], total:
     return [*(-r for r in sums[:-1]), total - sums[-1]] if sums else []
 
 
-@dataclass(frozen=True, kw_only=True)
-class NativePlan:
-    """What of the objective the trainer computes as mcpagent does."""
-
-    credit: CreditSettings
-    loss: str
-    max_response_tokens: int
-    mask_truncated: bool
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> NativePlan:
-        """From the section `grpo`."""
-        grading = grade_settings(config)
-        return cls(
-            credit=grading.credit,
-            loss=config.grpo.loss,
-            max_response_tokens=update_settings(config).max_response_tokens,
-            mask_truncated=config.grpo.mask_truncated,
-        )
-
-
-def credit_batch(data: Any, plan: NativePlan) -> dict[str, float]:
+def credit_batch(data: Any, grading: GradeSettings) -> dict[str, float]:
     """Set `advantages`, `returns` and `loss_mask` of SkyRL's training batch; the metrics that say so."""
     rows = data["rewards"].shape[0]
     reasons = list(data.metadata["stop_reasons"])
@@ -135,15 +109,14 @@ def credit_batch(data: Any, plan: NativePlan) -> dict[str, float]:
     scored = torch.tensor([reason != FAILED for reason in reasons])
     is_cut = torch.tensor([reason == CUT for reason in reasons])
     sampled = data["loss_mask"].bool()
-    is_gae = plan.credit.advantage == "gae"
     advantages, returns, is_trained = native_credit(
         data["rewards"],
         sampled,
         uids,
-        plan.credit,
+        grading.credit,
         scored_B=scored,
-        kept_B=scored & ~is_cut if plan.mask_truncated else scored,
-        values_BL=data["values"] if is_gae else None,
+        kept_B=scored & ~is_cut if grading.overlong.mask_truncated else scored,
+        values_BL=data["values"] if grading.credit.advantage == "gae" else None,
     )
     data["advantages"], data["returns"] = advantages, returns
     data["loss_mask"] = data["loss_mask"] * is_trained.unsqueeze(-1).to(data["loss_mask"].dtype)
@@ -166,12 +139,14 @@ def credit_batch(data: Any, plan: NativePlan) -> dict[str, float]:
     return metrics
 
 
-def weigh_advantages(data: Any, mini_batches: Sequence[tuple[int, int]], plan: NativePlan) -> None:
+def weigh_advantages(data: Any, mini_batches: Sequence[tuple[int, int]], update: UpdateSettings) -> None:
     """Scale advantages so that SkyRL's sums over tokens are the native loss of each optimiser batch."""
     weighed = torch.zeros_like(data["advantages"])
     for start, end in mini_batches:
         lengths = data["loss_mask"][start:end].sum(-1).long().tolist()
         if any(lengths):
-            weights = token_weights(lengths, loss=plan.loss, max_tokens=plan.max_response_tokens)
+            weights = token_weights(
+                lengths, loss=update.objective.loss, max_tokens=update.max_response_tokens
+            )
             weighed[start:end] = data["advantages"][start:end] * torch.tensor(weights).unsqueeze(-1)
     data["advantages"] = weighed

@@ -21,13 +21,16 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.engines.skyrl.credit import NativePlan, credit_batch, weigh_advantages
+from mcpagent.engines.skyrl.credit import credit_batch, weigh_advantages
 from mcpagent.engines.skyrl.generator import MCPGenerator
 from mcpagent.engines.skyrl.record import RunRecorder
 from mcpagent.env.skyrl import ENV_ID, register
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
+from mcpagent.train.objective.advantages import GradeSettings
+from mcpagent.train.settings import grade_settings, update_settings
+from mcpagent.train.update import UpdateSettings
 
 # SkyRL reads the types of its fields from the classes, not from text: hence no class statements here.
 GymConfig = make_dataclass(
@@ -68,7 +71,8 @@ class MCPTrainer(RayPPOTrainer):
     """SkyRL's trainer with native credit and native weights of tokens: episodes that failed, and groups whose
     attempts are all alike, are neither in a sum nor in what it is divided by."""
 
-    plan: NativePlan
+    native_grading: GradeSettings
+    native_update: UpdateSettings
 
     def convert_to_training_input(self, generator_output: Any, uids: list[str]) -> Any:
         """SkyRL's batch; which rows failed or were cut goes along."""
@@ -79,14 +83,14 @@ class MCPTrainer(RayPPOTrainer):
 
     def compute_advantages_and_returns(self, data: Any) -> Any:
         """Native credit, and no loss if there is none."""
-        credited = credit_batch(data, self.plan)
+        credited = credit_batch(data, self.native_grading)
         self.all_metrics.update(credited)
         return data
 
     def _normalize_advantages(
         self, data: Any, mini_batch_boundaries: Sequence[tuple[int, int]], prompt_boundaries: Any = None
     ) -> Any:
-        weigh_advantages(data, mini_batch_boundaries, self.plan)
+        weigh_advantages(data, mini_batch_boundaries, self.native_update)
         return data
 
 
@@ -134,7 +138,8 @@ class MCPExperiment(BasePPOExp):
     def get_trainer(self, *args: Any, **kwargs: Any) -> MCPTrainer:
         """Ours."""
         trainer = MCPTrainer(*args, **kwargs)
-        trainer.plan = NativePlan.of(self._config)
+        trainer.native_grading = grade_settings(self._config)
+        trainer.native_update = update_settings(self._config)
         return trainer
 
     def get_tracker(self) -> RunRecorder:
