@@ -48,6 +48,17 @@ def tool_message(content: str, *, name: str = _TOOL, call: int = 0) -> JsonObjec
     return {"role": "tool", "content": content, "name": name, "tool_call_id": _call_id(call)}
 
 
+def seen_messages(observations: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return what the environment said after a turn as chat APIs hold it: results numbered as the calls that
+    they answer, each with the `name` by which the model called the tool."""
+    return [
+        tool_message(one["content"], name=one.get("name") or UNNAMED, call=place)
+        if one["role"] == "tool"
+        else {"role": one["role"], "content": one["content"]}
+        for place, one in enumerate(observations)
+    ]
+
+
 def _call_id(number: int) -> str:
     return f"{_CALL_ID}{number:02}"
 
@@ -81,15 +92,6 @@ class TurnEnd:
     text: str
     closing: str
     opens_next: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """What the environment says after a turn. `name` is the tool's, as the model called it."""
-
-    role: str
-    content: str
-    name: str = UNNAMED
 
 
 class ChatFormat:
@@ -128,16 +130,17 @@ class ChatFormat:
         return render_chat(self._tokenizer, taken, tools, generation=generation, name=self._name)
 
     def between(
-        self, said: Sequence[Said], *, ended_by: str | None = None, history: Sequence[JsonObject] = ()
+        self, said: Sequence[JsonObject], *, ended_by: str | None = None, history: Sequence[JsonObject] = ()
     ) -> str:
         """Return the text between a turn's last token, `ended_by` (None: the one that the template
         writes), and what the model writes next."""
-        names = [one.name for one in said if one.role == "tool"]
+        seen = seen_messages(said)
+        names = [message["name"] for message in seen if message["role"] == "tool"]
         end = self.call_end if names else self.answer_end
         turn = self._turn(names)
         if history and history[-1]["role"] == "tool":  # the model goes on without a question
             turn = turn[1:]
-        tail = self._tail([*history, *turn, *_messages(said)], names)
+        tail = self._tail([*history, *turn, *seen], names)
         if not tail.startswith(end.closing):
             raise self.refusal(
                 f"ends a turn differently when messages follow ({end.closing!r} does not begin {tail!r}), so "
@@ -276,9 +279,8 @@ class ChatFormat:
             return False
 
     def _find_role_of_results(self) -> None:
-        said = Said(role="tool", content=_RESULT, name=_TOOL)
         try:
-            tail = self._tail([*self._turn([_TOOL]), *_messages([said])], [_TOOL])
+            tail = self._tail([*self._turn([_TOOL]), tool_message(_RESULT)], [_TOOL])
         except RenderLimitError:
             raise
         except UserError:
@@ -306,7 +308,7 @@ class ChatFormat:
     def _end_of_call(self) -> TurnEnd:
         turn = self._turn([_TOOL])
         before = self._tail(turn, generation=False)
-        following = self._tail([*turn, *_messages([Said(role="tool", content=_RESULT, name=_TOOL)])])
+        following = self._tail([*turn, tool_message(_RESULT)])
         if self.answer_end.opens_next:
             return self._next_role(before, following)
         closing, shared, _ = before.partition(self.answer_end.text)
@@ -322,8 +324,8 @@ class ChatFormat:
             text = self.render(self._turn([_TOOL, _TOOL]))
             if end in text.split(_ANSWER)[1]:
                 raise self.refusal(f"ends each call with {end!r} and no token ends the turn after the last")
-        both = [Said(role="tool", content=_RESULT, name=_TOOL)] * 2
-        repeated = self._tail([*self._turn([_TOOL]), *_messages(both)]).count(end) > following.count(end)
+        both = [tool_message(_RESULT, call=call) for call in range(2)]
+        repeated = self._tail([*self._turn([_TOOL]), *both]).count(end) > following.count(end)
         return TurnEnd(text=end, closing=closing, opens_next=repeated)
 
     def _next_role(self, before: str, following: str) -> TurnEnd:
@@ -339,16 +341,16 @@ class ChatFormat:
         return TurnEnd(text=first.group(), closing=following[: first.end()], opens_next=True)
 
     def _looks_back_at_results(self) -> bool:
-        said = Said(role="tool", content=_RESULT, name=_TOOL)
+        result = tool_message(_RESULT)
         turn = {"role": "assistant", "content": "one"}
         if not self._calls_are_text:
             turn = calling_message((_TOOL, {"x": "one"}))
-        earlier = [_QUESTION, {**turn, **thought("more")}, *_messages([said])]
-        return self.between([said]) != self.between([said], history=earlier)
+        earlier = [_QUESTION, {**turn, **thought("more")}, result]
+        return self.between([result]) != self.between([result], history=earlier)
 
     def _refuse_history_dependence(self) -> None:
         for role in ("tool", "user"):
-            probe = (Said(role=role, content=_RESULT, name=_TOOL),)
+            probe = [{"role": role, "content": _RESULT, "name": _TOOL}]
             suffix = self.between(probe)
             if _RESULT not in suffix:
                 raise self.refusal(f"leaves out what a {role} message says")
@@ -358,16 +360,3 @@ class ChatFormat:
                 raise self.refusal(f"writes the id of the call into the {role} message after it")
         if self._looks_back_at_results():
             raise self.refusal("renders a tool message differently after an earlier one")
-
-
-def _messages(said: Sequence[Said]) -> list[JsonObject]:
-    """As a chat API holds them, results numbered as the calls that they answer."""
-    messages: list[JsonObject] = []
-    results = 0
-    for one in said:
-        if one.role == "tool":
-            messages.append(tool_message(one.content, name=one.name, call=results))
-            results += 1
-        else:
-            messages.append({"role": one.role, "content": one.content})
-    return messages

@@ -20,7 +20,7 @@ from typing import Any
 from mcpagent.core.hidden_text import entity, without_marks
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
-from mcpagent.models.conversation import RESULT_TAGS, TEMPLATE_ERRORS, UNNAMED, ChatFormat, Said
+from mcpagent.models.conversation import RESULT_TAGS, TEMPLATE_ERRORS, ChatFormat
 
 _TAG = re.compile(r"</?[A-Za-z_][\w-]{1,40}>|<\|[^<>|\s]{1,40}\|?>|<</?SYS>>|\[/?[A-Z][A-Z_]{2,30}\]")
 _HERMES_INSTRUCTION = 'Call a tool by writing <tool_call>{"name": ..., "arguments": {...}}</tool_call>.'
@@ -98,7 +98,7 @@ class Renderer:
         header. A tool message may have the `name` by which the model called the tool. `ended_by` is the
         last token of the turn; None: the one with which the template ends such a turn."""
         end = None if ended_by is None else self._text_of_stop.get(ended_by)
-        return self._suffix(_said(observations), end)
+        return self._suffix(json.dumps(list(observations), ensure_ascii=False), end)
 
     def action_ids(self, text: str, *, calls: bool = False) -> tuple[int, ...]:
         """Return a demonstration's turn as a model would have sampled it, with the token that ends a turn
@@ -123,7 +123,7 @@ class Renderer:
 
     def suffix_text(self, observations: Sequence[JsonObject]) -> str:
         """Return the suffix as text, for tokenizer training and for people."""
-        return self.format.between(_said(observations))
+        return self.format.between(observations)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return text of a sampled turn, special tokens visible, the end-of-turn token dropped."""
@@ -171,9 +171,9 @@ class Renderer:
             return messages, tools
         return with_schemas(messages, tools, self.instruction or _HERMES_INSTRUCTION), ()
 
-    def _compute_suffix(self, said: tuple[Said, ...], ended_by: str | None) -> tuple[int, ...]:
-        veil = self._veil(*(text for one in said for text in (one.name, one.content)))
-        hidden = [Said(role=s.role, content=veil.over(s.content), name=veil.over(s.name)) for s in said]
+    def _compute_suffix(self, observations_json: str, ended_by: str | None) -> tuple[int, ...]:
+        veil = self._veil(observations_json)
+        hidden = veil.over(json.loads(observations_json))
         return self._encode_veiled(self.format.between(hidden, ended_by=ended_by), veil)
 
     def _encode_veiled(self, text: str, veil: _Veil) -> tuple[int, ...]:
@@ -215,12 +215,6 @@ class Renderer:
         if not text.isascii():  # half a surrogate pair is not text to a tokenizer
             text = text.encode("utf-8", "replace").decode()
         return self.tokenizer.encode(text, add_special_tokens=False)
-
-
-def _said(observations: Sequence[JsonObject]) -> tuple[Said, ...]:
-    return tuple(
-        Said(role=o["role"], content=o["content"], name=o.get("name") or UNNAMED) for o in observations
-    )
 
 
 class _Veil:

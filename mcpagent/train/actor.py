@@ -13,7 +13,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.env.parsing import DIALECT_OF, observations, parse_action
 from mcpagent.errors import UserError
-from mcpagent.models.conversation import UNNAMED, calling_message, thought, tool_message
+from mcpagent.models.conversation import calling_message, seen_messages, thought
 from mcpagent.models.tokens import Renderer, TokenDrift, measure_drift
 from mcpagent.policy.canary import Canary
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
@@ -205,10 +205,7 @@ def episode_drift(renderer: Renderer, episode: Trajectory) -> TokenDrift:
         kept += [*turn.completion.token_ids, *following.added_token_ids]
         messages.append(_said(turn.completion.text, renderer.tool_format, calls=calls))
         seen = observations(turn.tool_results, turn.parse_failures, turn.user_message, calls=turn.tool_calls)
-        for number, message in enumerate(seen):
-            if message["role"] == "tool":
-                message = tool_message(message["content"], name=message.get("name", UNNAMED), call=number)
-            messages.append(message)
+        messages += seen_messages(seen)
     return measure_drift(renderer, kept, messages, ())
 
 
