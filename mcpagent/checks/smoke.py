@@ -88,7 +88,7 @@ def _smoke(config: TrainConfig, *, shown: str, folder: Path, console: Console) -
         dtype=str(loaded.model.dtype).removeprefix("torch."),
         max_context=loaded.max_context,
     )
-    choice = choose_backend(config.rollout.backend, is_lora=True, has_gpu=loaded.device.type == "cuda")
+    choice = choose_backend(config, device=loaded.device.type)
     console.note(f"sampling with {choice.backend}: {choice.why}")
     with open_sampler(
         loaded, config, model=learner.model, slots=max(_ROWS, CANARY_ROWS), weights=folder / "weights"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.registry import BackendName
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import UserError
 
@@ -69,30 +69,27 @@ class BackendChoice:
 
 
 def choose_backend(
-    backend: BackendName,
-    *,
-    is_lora: bool,
-    has_gpu: bool,
-    has_servers: bool = False,
-    is_here: bool = True,
+    config: TrainConfig, *, device: str, is_lora: bool | None = None, is_here: bool = True
 ) -> BackendChoice:
-    """`auto` is vllm if servers are named, or if adapters are trained on a GPU and vllm is there.
+    """Return what samples on a `device` of that kind: `auto` is vllm if servers are named, or if adapters are
+    trained on a GPU (`is_lora`; None: as finetune.mode says) and vllm is there.
 
     Raises UserError if vllm is asked for and missing; servers need no vllm on this side. With `is_here`
     off, the choice is for another machine, and vllm is taken to be installed there.
     """
+    backend = config.rollout.backend
     if backend == "hf":
         return BackendChoice("hf", "rollout.backend is hf")
-    if has_servers:
+    if config.vllm.servers:
         return BackendChoice("vllm", "vllm.servers names servers")
     if backend == "vllm":
         require_vllm(has_servers=not is_here)
         return BackendChoice("vllm", "rollout.backend is vllm")
     if is_here and not _is_importable():
         return BackendChoice("hf", "vllm is not installed")
-    if not has_gpu:
+    if device != "cuda":
         return BackendChoice("hf", "there is no GPU")
-    if not is_lora:
+    if not (config.finetune.mode == "lora" if is_lora is None else is_lora):
         return BackendChoice("hf", "no adapters are trained, and vllm would hold all weights once more")
     return BackendChoice(
         "vllm", f"adapters are trained on a GPU and vllm is {'installed' if is_here else 'taken to be there'}"

@@ -124,13 +124,7 @@ def as_loaded(model: Any, tokenizer: Any, *, config: TrainConfig, is_filled: boo
     if is_filled:
         refuse_other_logits(model, name=config.model.name)
     limits = [model.config.get_text_config().max_position_embeddings]
-    choice = choose_backend(
-        config.rollout.backend,
-        is_lora=config.finetune.mode == "lora",
-        has_gpu=model.device.type == "cuda",
-        has_servers=bool(config.vllm.servers),
-    )
-    if choice.backend == "vllm":
+    if choose_backend(config, device=model.device.type).backend == "vllm":
         limits.append(config.rollout.engine_context)
     elif config.rollout.max_context_tokens is not None:
         limits.append(config.rollout.max_context_tokens)

@@ -126,7 +126,8 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
     if config.finetune.mode == "qlora":
         require_4bit(device, is_here=target.is_here)
     refuse_missing_attention(config.model.attn_implementation or "", device, is_here=target.is_here)
-    backend = _backend(config, target)
+    played = config if config.algorithm == "grpo" else _with(config, "rollout.backend", "hf")
+    backend = choose_backend(played, device=target.kind, is_here=target.is_here)
     refuse_temperature(config, backend)
     if config.algorithm == "grpo" and backend.backend == "vllm":
         refuse_shared_engine(config, count=count)
@@ -184,16 +185,6 @@ def _zero3_settings(config: TrainConfig, device: torch.device) -> JsonObject:
 def shards_of(config: TrainConfig, count: int) -> int:
     """Return how many of `count` processes hold the weights once between them, if they are sharded."""
     return min(config.training.shard_size or count, count)
-
-
-def _backend(config: TrainConfig, target: TargetDevice) -> BackendChoice:
-    return choose_backend(
-        config.rollout.backend if config.algorithm == "grpo" else "hf",
-        is_lora=config.finetune.mode == "lora",
-        has_gpu=target.kind == "cuda",
-        has_servers=bool(config.vllm.servers),
-        is_here=target.is_here,
-    )
 
 
 def _is_here(kind: str) -> bool:

@@ -134,12 +134,8 @@ def _own_engine(settings: VllmSettings, loaded: Loaded) -> AbstractContextManage
 
 
 def _choice(loaded: Loaded, config: TrainConfig, *, model: Any, is_trained: bool = True) -> BackendChoice:
-    return choose_backend(
-        config.rollout.backend,
-        is_lora=is_trained and hasattr(model, "peft_config") and not is_quantised(model),
-        has_gpu=loaded.device.type == "cuda",
-        has_servers=bool(config.vllm.servers),
-    )
+    is_lora = is_trained and hasattr(model, "peft_config") and not is_quantised(model)
+    return choose_backend(config, device=loaded.device.type, is_lora=is_lora)
 
 
 def _name(dtype: torch.dtype) -> str:

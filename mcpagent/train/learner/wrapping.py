@@ -372,13 +372,7 @@ def refuse_sharding(config: TrainConfig, *, parallel: Shards, device: torch.devi
         _refuse_zero3(config, dtype=resolve_dtype(config.model.dtype, device))
     if config.algorithm != "grpo":
         return
-    choice = choose_backend(
-        config.rollout.backend,
-        is_lora=config.finetune.mode == "lora",
-        has_gpu=device.type == "cuda",
-        has_servers=bool(config.vllm.servers),
-    )
-    if choice.backend == "hf":
+    if choose_backend(config, device=device.type).backend == "hf":
         raise UserError(
             f"the hf backend samples with the trainer's own modules, which hold shards ({parallel})",
             where="rollout.backend",
