@@ -16,7 +16,6 @@ from mcpagent.servers.polygon import POLYGON
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.servers.slack import SLACK
 from mcpagent.servers.tavily import TAVILY
-from mcpagent.storage.packages import require
 
 _PYTHON = "python"  # its definition depends on the sandbox, which has to be tried first
 _DEFINITIONS = {definition.name: definition for definition in (POLYGON, FMP, TAVILY, SLACK)}
@@ -40,7 +39,7 @@ def build_server(
     """
     return BuiltinServer(
         _python(sandbox) if name == _PYTHON else _definition(name),
-        upstream=_upstream(name, allow_send) if upstream is UpstreamKind.LIVE else None,
+        upstream=_live_upstream(name, allow_send) if upstream is UpstreamKind.LIVE else None,
         limited=limited,
         ledger=Ledger(ledger) if ledger is not None else Ledger.from_environment(),
     )
@@ -53,42 +52,18 @@ def _python(kind: SandboxKind) -> ServerDefinition:
     return python_definition(choose_sandbox(kind).sandbox)
 
 
-def _upstream(name: str, allow_send: Collection[str]) -> Upstream | None:
-    """Return the live upstream of a server; None if it asks no web service."""
+def _live_upstream(name: str, allow_send: Collection[str]) -> Upstream | None:
+    """Return the live upstream of a server; None if it asks no web service. Raises UserError for a missing
+    key."""
     if name not in KEY_NAMES:
         return None
-    return _live_slack(allow_send) if name == "slack" else _live_upstream(name)
+    from mcpagent.servers.live import fmp, polygon, slack, tavily  # their packages are not for every start
+    from mcpagent.servers.live.client import read_settings
 
-
-def _live_upstream(name: str) -> Upstream:
-    """Return a server's live upstream; its clients share its rate. Raises UserError for a missing key."""
-    from mcpagent.servers.live import fmp, polygon, tavily  # their packages are not for every start
-    from mcpagent.servers.live.client import RequestPace, read_settings
-
-    base_url, rate, opened = {
-        "polygon": (polygon.BASE_URL, polygon.RATE, polygon.open_polygon),
-        "fmp": (fmp.BASE_URL, fmp.RATE, fmp.open_fmp),
-        "tavily": (tavily.BASE_URL, tavily.RATE, tavily.open_tavily),
-    }[name]
-    settings = read_settings(name, base_url=base_url)
-    pace = RequestPace(settings.rate or rate)
-    return Upstream(open=lambda: opened(settings, pace=pace), is_live=True, redact=settings.redact)
-
-
-def _live_slack(allow_send: Collection[str]) -> Upstream:
-    """Its methods have a rate each; `allow_send` names the channels that it may write to."""
-    require("servers", use="the live slack")
-    from mcpagent.servers.live import slack  # an extra, which the other servers do without
-    from mcpagent.servers.live.client import RequestPace, read_settings
-
-    settings = read_settings("slack", base_url=slack.BASE_URL)
-    paces = {method: RequestPace(settings.rate or rate) for method, rate in slack.RATES.items()}
-    channels = slack.allowed_channels(allow_send)
-    return Upstream(
-        open=lambda: slack.open_slack(settings, paces=paces, allow_send=channels),
-        is_live=True,
-        redact=settings.redact,
-    )
+    if name == "slack":
+        return slack.slack_upstream(read_settings(name, base_url=slack.BASE_URL), allow_send)
+    service = {"polygon": polygon.SERVICE, "fmp": fmp.SERVICE, "tavily": tavily.SERVICE}[name]
+    return service.upstream(read_settings(name, base_url=service.base_url))
 
 
 def is_stateful(name: str) -> bool:

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from mcpagent.config.environment import environment
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.values import backoff_s, retry_after_s
 from mcpagent.errors import UserError
-from mcpagent.servers.builtin import clean_values
+from mcpagent.servers.builtin import Upstream, clean_values
 from mcpagent.servers.names import KEY_NAMES, live_variable
 
 HIDDEN = "[key]"  # what stands where a key stood
@@ -206,7 +206,7 @@ for _name in ("httpx", "httpcore"):
 
 
 _MAX_MESSAGE_CHARS = 200
-TIMEOUT = httpx.Timeout(15.0, connect=5.0)
+_TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 _KEY_REFUSED = {401, 402, 403}
 _QUOTA_USED_UP = {
     432: "the plan's limit is reached",
@@ -286,20 +286,44 @@ class ApiClient:
         return UpstreamFailed(self._settings, text)
 
 
-@asynccontextmanager
-async def open_api(
-    settings: LiveSettings,
-    *,
-    pace: RequestPace,
-    headers: Mapping[str, str] | None = None,
-    params: Mapping[str, str] | None = None,
-) -> AsyncGenerator[ApiClient]:
-    """A client that sends `headers` and `params`, one of which holds the key, to one host only: redirects are
-    not followed."""
-    async with httpx.AsyncClient(
-        base_url=settings.base_url, headers=headers, params=params, timeout=TIMEOUT, follow_redirects=False
-    ) as http:
-        yield ApiClient(settings, pace=pace, http=http)
+@dataclass(frozen=True)
+class LiveService:
+    """A service that `ApiClient` asks: its address, its documented rate, the class of the tools, and the
+    parameter that takes the key (None: a bearer token)."""
+
+    base_url: str
+    rate: Rate
+    tools: Callable[[ApiClient], Any]
+    key_parameter: str | None = None
+
+    def upstream(self, settings: LiveSettings) -> Upstream:
+        """Return the upstream, whose clients share the rate."""
+        pace = RequestPace(settings.rate or self.rate)
+        return live_upstream(
+            settings,
+            lambda http: self.tools(ApiClient(settings, pace=pace, http=http)),
+            key_parameter=self.key_parameter,
+        )
+
+
+def live_upstream(
+    settings: LiveSettings, tools: Callable[[httpx.AsyncClient], Any], *, key_parameter: str | None = None
+) -> Upstream:
+    """Return the upstream of `tools`, which send the key to one host only: redirects are not followed."""
+    bearer = {"Authorization": f"Bearer {settings.key}"}
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Any]:
+        async with httpx.AsyncClient(
+            base_url=settings.base_url,
+            headers=bearer if key_parameter is None else None,
+            params=None if key_parameter is None else {key_parameter: settings.key},
+            timeout=_TIMEOUT,
+            follow_redirects=False,
+        ) as http:
+            yield tools(http)
+
+    return Upstream(open=opened, is_live=True, redact=settings.redact)
 
 
 def json_of(response: httpx.Response) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from mcp.server.mcpserver.exceptions import ToolError
@@ -24,10 +22,7 @@ from mcpagent.servers.fmp import (
     SymbolMatch,
     SymbolMatches,
 )
-from mcpagent.servers.live.client import ApiClient, LiveSettings, Rate, RequestPace, open_api
-
-BASE_URL = "https://financialmodelingprep.com/stable"
-RATE = Rate(250, 24 * 60 * 60)  # of the free tier
+from mcpagent.servers.live.client import ApiClient, LiveService, Rate
 
 T = TypeVar("T")
 
@@ -185,11 +180,12 @@ class LiveFmp:
         return {match.symbol: match.name for match in answer if match.name}
 
 
-@asynccontextmanager
-async def open_fmp(settings: LiveSettings, *, pace: RequestPace) -> AsyncGenerator[LiveFmp]:
-    """A client of the live service; it is closed on leaving."""
-    async with open_api(settings, pace=pace, params={"apikey": settings.key}) as api:
-        yield LiveFmp(api)
+SERVICE = LiveService(
+    "https://financialmodelingprep.com/stable",
+    Rate(250, 24 * 60 * 60),  # of the free tier
+    LiveFmp,
+    key_parameter="apikey",
+)
 
 
 def _symbol(symbol: str) -> str:

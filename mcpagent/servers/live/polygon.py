@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -14,7 +13,7 @@ from pydantic import BaseModel
 
 from mcpagent.servers.builtin import Article, Articles, at_least_one, days, echo, unknown_symbol
 from mcpagent.servers.embedded import Bar
-from mcpagent.servers.live.client import ApiClient, LiveSettings, Rate, RefusedRequest, RequestPace, open_api
+from mcpagent.servers.live.client import ApiClient, LiveService, Rate, RefusedRequest
 from mcpagent.servers.polygon import (
     Aggs,
     Frequency,
@@ -26,9 +25,6 @@ from mcpagent.servers.polygon import (
     TickerMatches,
     by_period,
 )
-
-BASE_URL = "https://api.massive.com"
-RATE = Rate(5, 60)  # of the free tier
 
 _MAX_BARS = 50_000  # of one page; the documented maxima of `limit`
 _MAX_ARTICLES = 1000
@@ -191,11 +187,7 @@ class LivePolygon:
             path, params = urlsplit(page.next_url).path, {**_query(page.next_url)}
 
 
-@asynccontextmanager
-async def open_polygon(settings: LiveSettings, *, pace: RequestPace) -> AsyncGenerator[LivePolygon]:
-    """A client of the live service; it is closed on leaving."""
-    async with open_api(settings, pace=pace, headers={"Authorization": f"Bearer {settings.key}"}) as api:
-        yield LivePolygon(api)
+SERVICE = LiveService("https://api.massive.com", Rate(5, 60), LivePolygon)  # the rate of the free tier
 
 
 def _symbol(ticker: str) -> str:

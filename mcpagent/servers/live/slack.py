@@ -7,8 +7,7 @@ session changed is what it sent.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import httpx
@@ -17,16 +16,16 @@ from pydantic import BaseModel
 
 from mcpagent.config.environment import environment
 from mcpagent.core.values import retry_after_s
-from mcpagent.servers.builtin import at_least_one, clean_values, echo
+from mcpagent.servers.builtin import Upstream, at_least_one, clean_values, echo
 from mcpagent.servers.embedded import Message, User
 from mcpagent.servers.live.client import (
-    TIMEOUT,
     LiveSettings,
     Rate,
     RequestPace,
     Transient,
     UpstreamFailed,
     json_of,
+    live_upstream,
     persist,
 )
 from mcpagent.servers.names import live_variable
@@ -317,14 +316,15 @@ def allowed_channels(given: Collection[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in (*given, *named) if name.strip())
 
 
-@asynccontextmanager
-async def open_slack(
-    settings: LiveSettings, *, paces: dict[str, RequestPace], allow_send: Collection[str]
-) -> AsyncGenerator[LiveSlack]:
-    """A client of the live service; it is closed on leaving."""
-    headers = {"Authorization": f"Bearer {settings.key}"}
-    async with httpx.AsyncClient(base_url=settings.base_url, headers=headers, timeout=TIMEOUT) as http:
-        yield LiveSlack(SlackApi(settings, paces=paces, http=http), allow_send=allow_send)
+def slack_upstream(settings: LiveSettings, allow_send: Collection[str]) -> Upstream:
+    """Return the upstream, whose clients share the rate of each method and may write to the channels of
+    `allow_send` and of the environment."""
+    paces = {method: RequestPace(settings.rate or rate) for method, rate in RATES.items()}
+    channels = allowed_channels(allow_send)
+    return live_upstream(
+        settings,
+        lambda http: LiveSlack(SlackApi(settings, paces=paces, http=http), allow_send=channels),
+    )
 
 
 def _plain(id_or_name: str) -> str:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
 from mcpagent.servers.builtin import at_least_one, echo
-from mcpagent.servers.live.client import ApiClient, LiveSettings, Rate, RequestPace, open_api
+from mcpagent.servers.live.client import ApiClient, LiveService, Rate
 from mcpagent.servers.tavily import PageText, SearchResult, SearchResults, ShortAnswer
-
-BASE_URL = "https://api.tavily.com"
-RATE = Rate(100, 60)  # of development keys
 
 _MAX_RESULTS = 20  # the documented maximum
 _NO_ANSWER = "No page answers this query."
@@ -79,8 +73,4 @@ class LiveTavily:
         return ShortAnswer(answer=answer.answer)
 
 
-@asynccontextmanager
-async def open_tavily(settings: LiveSettings, *, pace: RequestPace) -> AsyncGenerator[LiveTavily]:
-    """A client of the live service; it is closed on leaving."""
-    async with open_api(settings, pace=pace, headers={"Authorization": f"Bearer {settings.key}"}) as api:
-        yield LiveTavily(api)
+SERVICE = LiveService("https://api.tavily.com", Rate(100, 60), LiveTavily)  # the rate of development keys

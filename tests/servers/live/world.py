@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 from mcp import Client, MCPError
 from mcp.types import CallToolResult
 
-from mcpagent.servers.builtin import BuiltinServer, Upstream
+from mcpagent.servers.builtin import BuiltinServer
 from mcpagent.servers.fmp import FMP
 from mcpagent.servers.live import fmp, polygon, slack, tavily
-from mcpagent.servers.live import slack as slack_api
-from mcpagent.servers.live.client import Rate, RequestPace, read_settings
+from mcpagent.servers.live.client import Rate, read_settings
 from mcpagent.servers.names import KEY_NAMES, UpstreamKind, live_variables
 from mcpagent.servers.polygon import POLYGON
 from mcpagent.servers.registry import build_server
@@ -28,7 +26,7 @@ from tests.servers.live.service import KEYS, ReplayService
 REAL = "MCPAGENT_TEST_LIVE"  # set it, and the keys, to run the conformance tests against the real services
 
 _DEFINITIONS = {"polygon": POLYGON, "fmp": FMP, "tavily": TAVILY, "slack": SLACK}
-_OPENED = {"polygon": polygon.open_polygon, "fmp": fmp.open_fmp, "tavily": tavily.open_tavily}
+_SERVICES = {"polygon": polygon.SERVICE, "fmp": fmp.SERVICE, "tavily": tavily.SERVICE}
 
 
 @pytest.fixture
@@ -61,14 +59,12 @@ def without_live_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def impatient(server: str, *, rate: Rate | None = None, **changes: Any) -> BuiltinServer:
     """The live server with other patience than users have: no pauses of its own, two attempts."""
-    settings = replace(read_settings(server, base_url=""), **{"backoff_s": 0.0, "attempts": 2, **changes})
-    rate = rate or Rate(1e6, 1)
+    patience = {"rate": rate or Rate(1e6, 1), "backoff_s": 0.0, "attempts": 2, **changes}
+    settings = replace(read_settings(server, base_url=""), **patience)
     if server == "slack":
-        paces = {method: RequestPace(rate) for method in slack_api.RATES}
-        opened = partial(slack.open_slack, settings, paces=paces, allow_send=["general"])
+        upstream = slack.slack_upstream(settings, ["general"])
     else:
-        opened = partial(_OPENED[server], settings, pace=RequestPace(rate))
-    upstream = Upstream(open=opened, is_live=True, redact=settings.redact)
+        upstream = _SERVICES[server].upstream(settings)
     return BuiltinServer(_DEFINITIONS[server], upstream=upstream)
 
 
