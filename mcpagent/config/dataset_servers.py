@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,61 +30,41 @@ _BY_SERVER = ("per_server", "allow_list", "read_only")
 # What says which servers there are; the rest of `tools` says how any server is called.
 _WHICH = frozenset(("tools", name) for name in ("servers", *_OF_BUILTIN, *_BY_SERVER))
 # A choice of each command, not of the dataset.
-_NOT_KEPT = frozenset({"cassette", "cassette_mode", "on_catalog_change", "servers"})
+_NOT_KEPT = frozenset({"cassette", "cassette_mode", "on_catalog_change"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetServers:
-    """What a dataset folder remembers: settings by resolved key, without `tools.servers`, which is `servers`
-    (an absolute path; None: the built-in servers) and whose hash then was `sha256`."""
+    """What a dataset folder remembers: settings by resolved key, in which paths are absolute. `sha256` is the
+    hash that the file of `tools.servers` had."""
 
     path: Path
     settings: Mapping[Key, Any]
-    servers: Path | None = None
     sha256: str | None = None
+
+    @property
+    def servers(self) -> Path | None:
+        """The mcp.json; None: the built-in servers."""
+        return Path(self.settings[_SERVERS]) if _SERVERS in self.settings else None
 
     @classmethod
     def of(cls, folder: Path, tools: ToolsConfig) -> DatasetServers:
         """Return what `folder` is to remember of the servers that were used."""
-        given = tools.model_dump(mode="json", exclude=set(_NOT_KEPT), exclude_defaults=True)
+        left_out = _NOT_KEPT if tools.servers is None else _NOT_KEPT.union(_OF_BUILTIN)
+        given = tools.model_dump(mode="json", exclude=set(left_out), exclude_defaults=True)
         if tools.servers is None:  # the defaults of a later version may be others
             given |= tools.model_dump(mode="json", include={"builtin", "limited"})
-        else:
-            given = {name: value for name, value in given.items() if name not in _OF_BUILTIN}
-        servers = None if tools.servers is None else Path(tools.servers).resolve()
-        return cls(
-            path=folder / FILE_NAME,
-            settings={
-                key: str(Path(value).resolve()) if _is_path(key) else value
-                for key, value in _leaves({"tools": given})
-            },
-            servers=servers,
-            sha256=None if servers is None else _sha256(servers),
-        )
-
-    def at(self, folder: Path) -> DatasetServers:
-        """Return the same, for another folder."""
-        sha256 = self.sha256 or (None if self.servers is None else _sha256(self.servers))
-        return DatasetServers(
-            path=folder / FILE_NAME, settings=self.settings, servers=self.servers, sha256=sha256
-        )
-
-    def says_the_same(self, other: DatasetServers) -> bool:
-        """Return whether both name the same servers with the same settings, wherever they are kept."""
-        return (self.settings, self.servers) == (other.settings, other.servers)
+        settings = _with_paths(dict(_leaves({"tools": given})), lambda place: str(Path(place).resolve()))
+        sha256 = None if tools.servers is None else _sha256(Path(tools.servers))
+        return cls(path=folder / FILE_NAME, settings=settings, sha256=sha256)
 
     def as_yaml(self) -> str:
         """Return the text of the file; equal servers give equal bytes."""
         folder = self.path.parent.resolve()
-        settings = {
-            key: os.path.relpath(value, folder) if _is_path(key) else value
-            for key, value in self.settings.items()
-        }
-        tree = nested({key: Setting(value=value, entry=_NO_ENTRY) for key, value in settings.items()})
+        tree = nested(_with_paths(self.settings, lambda place: os.path.relpath(place, folder)))
         document: dict[str, Any] = {"tools": {"servers": None, **tree.pop("tools", {})}, **tree}
         if self.servers is not None:
-            document["tools"]["servers"] = os.path.relpath(self.servers, folder)
-            document["made_with"] = {"sha256": self.sha256}
+            document["made_with"] = {"sha256": self.sha256 or _sha256(self.servers)}
         return _HEAD + write_tree(document)
 
     def for_servers(self, names: Collection[str], *, are_builtin: bool) -> DatasetServers:
@@ -99,17 +79,15 @@ class DatasetServers:
             elif name in ("allow_list", "read_only") and isinstance(value, list):
                 here = [tool for tool in value if str(tool).partition(".")[0] in names]
                 kept |= {key: here} if here else {}
-        return DatasetServers(path=self.path, settings=kept)
+        return replace(self, settings=kept)
 
     def over(self, below: Mapping[Key, Setting]) -> dict[Key, Setting]:
         """`below` with these servers in place of those that it names."""
         kept = {key: setting for key, setting in below.items() if key[:2] not in _WHICH}
-        entries = {
-            key: Entry(key=key, value=value, where=str(self.path)) for key, value in self.settings.items()
+        return kept | {
+            key: Setting(value=value, entry=Entry(key=key, value=value, where=str(self.path)))
+            for key, value in self.settings.items()
         }
-        if self.servers is not None:
-            entries[_SERVERS] = Entry(key=_SERVERS, value=str(self.servers), where=str(self.path))
-        return kept | {key: Setting(value=entry.value, entry=entry) for key, entry in entries.items()}
 
 
 def read_dataset_servers(dataset: Path) -> DatasetServers | None:
@@ -126,19 +104,23 @@ def read_dataset_servers(dataset: Path) -> DatasetServers | None:
     layer = resolve_entries(e for e in entries if e.key[0] != "made_with")
     if layer.problems:
         raise UserError(layer.problems[0].message, where=layer.problems[0].where)
-    settings = {
-        key: str((path.parent / setting.value).resolve()) if _is_path(key) else setting.value
-        for key, setting in layer.settings.items()
-    }
+    settings = {key: setting.value for key, setting in layer.settings.items()}
     if strange := sorted(".".join(key) for key in settings if key[0] not in ("tools", "rollout")):
         raise UserError(f"{strange[0]} does not belong here: it takes tools and rollout", where=str(path))
     named, sha256 = settings.pop(_SERVERS, None), made_with.get("sha256")
-    servers = None if named is None else _found(path, str(named), sha256)
-    return DatasetServers(path=path, settings=settings, servers=servers, sha256=sha256)
+    settings = _with_paths(settings, lambda place: str((path.parent / place).resolve()))
+    if named is not None:
+        settings[_SERVERS] = str(_found(path, str(named), sha256))
+    return DatasetServers(path=path, settings=settings, sha256=sha256)
+
+
+def _with_paths(settings: Mapping[Key, Any], written: Callable[[str], str]) -> dict[Key, Any]:
+    """Return the settings with their paths as `written` gives them."""
+    return {key: written(value) if _is_path(key) else value for key, value in settings.items()}
 
 
 def _is_path(key: Key) -> bool:
-    return key[:2] == ("tools", "per_server") and key[-1] == "workspace"
+    return key == _SERVERS or (key[:2] == ("tools", "per_server") and key[-1] == "workspace")
 
 
 def _found(path: Path, named: str, sha256: object) -> Path:
@@ -165,6 +147,3 @@ def _sha256(path: Path) -> str | None:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return None
-
-
-_NO_ENTRY = Entry(key=(), value=None, where="")

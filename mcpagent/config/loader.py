@@ -238,7 +238,7 @@ def _validate(settings: dict[Key, Setting], problems: list[Problem], *, for_trai
     while True:
         accepted = {key: setting for key, setting in settings.items() if key not in refused}
         try:
-            config = TrainConfig.model_validate(nested(accepted))
+            config = TrainConfig.model_validate(nested({k: s.value for k, s in accepted.items()}))
             break
         except ValidationError as error:
             for detail in error.errors():

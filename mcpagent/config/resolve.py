@@ -347,12 +347,12 @@ def _value(settings: Mapping[Key, Setting], *key: str) -> Any:
     return settings[key].value if key in settings else None
 
 
-def nested(settings: Mapping[Key, Setting]) -> dict[str, Any]:
-    """Settings as the tree that the schema validates."""
+def nested(values: Mapping[Key, Any]) -> dict[str, Any]:
+    """Values as the tree that the schema validates."""
     tree: dict[str, Any] = {}
-    for key, setting in settings.items():
+    for key, value in values.items():
         branch = tree
         for part in key[:-1]:
             branch = branch.setdefault(part, {})
-        branch[key[-1]] = setting.value
+        branch[key[-1]] = value
     return tree

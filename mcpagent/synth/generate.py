@@ -270,7 +270,7 @@ def check_dataset_servers(servers: DatasetServers, *, overwrite: bool) -> None:
     if overwrite or not path.is_file():
         return
     remembered = read_dataset_servers(path)
-    if remembered is not None and not remembered.says_the_same(servers):
+    if remembered is not None and remembered.settings != servers.settings:
         raise UserError(
             f"{path.name} names other servers for the tasks of this folder, and would be replaced",
             where=str(path.parent),
@@ -284,7 +284,7 @@ def carry_servers(source: Path, folder: Path, *, overwrite: bool) -> DatasetServ
     remembered = read_dataset_servers(source)
     if remembered is None or source.resolve().parent == folder.resolve():
         return None
-    carried = remembered.at(folder)
+    carried = replace(remembered, path=folder / remembered.path.name)
     check_dataset_servers(carried, overwrite=overwrite)
     return carried
 

@@ -144,7 +144,7 @@ def test_paths_of_settings_are_relative_to_the_folder_that_keeps_them(tmp_path: 
     assert str(tmp_path) not in made.as_yaml()
     tmp_path.joinpath("data").rename(tmp_path / "moved")
     read = read_dataset_servers(tmp_path / "moved")
-    assert read is not None and read.says_the_same(made) and read.servers == tmp_path / "mcp.json"
+    assert read is not None and read.settings == made.settings and read.servers == tmp_path / "mcp.json"
 
 
 def test_a_folder_that_was_moved_finds_its_servers_by_name_and_contents(tmp_path: Path) -> None:
