@@ -20,6 +20,7 @@ from mcpagent.core.records import JsonObject, shown_value
 from mcpagent.core.values import JSON_DECODER
 from mcpagent.errors import UserError
 
+_COMPRESSED = (".gz", ".zst")
 _BUFFER_BYTES = 1 << 17
 _ZSTD_INPUT_BYTES = 1 << 10  # a decompressed piece has at most 32 MiB: four bytes may stand for 128 KiB
 _ZSTD_LEVEL = 10
@@ -31,23 +32,16 @@ _ARRAY_BYTES = 1 << 30
 _DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
 
 
-def is_compressed(path: Path) -> bool:
-    """Return whether the name says that the file is compressed with gzip or Zstandard."""
-    return path.suffix in (".gz", ".zst")
-
-
 def plain_suffix(path: Path) -> str:
     """`.jsonl` of `train.jsonl.zst`."""
-    return Path(path.stem).suffix if is_compressed(path) else path.suffix
+    return Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
     """Return the decompressed bytes of `path`. Raises what `reading` turns into a UserError."""
-    if not is_compressed(path):
+    if path.suffix not in _COMPRESSED:
         return path.open("rb")
-    packed = path.open("rb")
-    plain = gzip.GzipFile(fileobj=packed, mode="rb") if path.suffix == ".gz" else _ZstdReader(packed)
-    return io.BufferedReader(_Bounded(path, packed, plain), buffer_size=_BUFFER_BYTES)
+    return io.BufferedReader(_Bounded(path, path.open("rb")), buffer_size=_BUFFER_BYTES)
 
 
 @contextmanager
@@ -67,19 +61,25 @@ def compressed_writer(path: Path, *, suffix: str) -> Iterator[BinaryIO]:
 
 
 class _Bounded(io.RawIOBase):
-    """`plain`, which decompresses `packed`, as long as it does not expand beyond measure: a few kilobytes may
-    stand for gigabytes, more than anyone means to read, to hold or to write to a temporary file."""
+    """A compressed file, decompressed as long as it does not expand beyond measure: a few kilobytes may stand
+    for gigabytes, more than anyone means to read, to hold or to write to a temporary file."""
 
-    def __init__(self, path: Path, packed: BinaryIO, plain: io.BufferedIOBase | io.RawIOBase) -> None:
-        self._path, self._packed, self._plain = path, packed, plain
+    def __init__(self, path: Path, packed: BinaryIO) -> None:
+        self._path, self._packed = path, packed
         self._packed_bytes = os.fstat(packed.fileno()).st_size
+        self._pieces = _gzip_pieces(packed) if path.suffix == ".gz" else _zstd_pieces(packed)
+        self._pending = memoryview(b"")
         self._given = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        count = self._plain.readinto(buffer) or 0
+        while not self._pending and (piece := next(self._pieces, None)) is not None:
+            self._pending = memoryview(piece)
+        count = min(len(buffer), len(self._pending))
+        buffer[:count] = self._pending[:count]
+        self._pending = self._pending[count:]
         self._given += count
         if self._given > max(_ALWAYS_ALLOWED_BYTES, _EXPANSION * self._packed_bytes):
             raise UserError(
@@ -90,48 +90,27 @@ class _Bounded(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        self._plain.close()
         self._packed.close()
         super().close()
 
 
-class _ZstdReader(io.RawIOBase):
-    """zstandard's own stream reader ends quietly if a frame was cut off; this one raises EOFError."""
+def _gzip_pieces(packed: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=packed, mode="rb") as plain:
+        while piece := plain.read1(_BUFFER_BYTES):
+            yield piece
 
-    def __init__(self, packed: BinaryIO) -> None:
-        self._file = packed
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._is_inside = False
-        self._pending = memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        while not self._pending:
-            if not self._fill():
-                return 0
-        count = min(len(buffer), len(self._pending))
-        buffer[:count] = self._pending[:count]
-        self._pending = self._pending[count:]
-        return count
-
-    def _fill(self) -> bool:
-        """Decompress a little more; False at the end of the last whole frame."""
-        if self._frame.eof:
-            rest = self._frame.unused_data
-            self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._is_inside = False
-        else:
-            rest = b""
-        chunk = rest or self._file.read(_ZSTD_INPUT_BYTES)
-        if not chunk:
-            if self._is_inside:
+def _zstd_pieces(packed: BinaryIO) -> Iterator[bytes]:
+    """Decompress one frame after the other. Raises EOFError if one was cut off, which zstandard's own reader
+    takes for its end."""
+    chunk = packed.read(_ZSTD_INPUT_BYTES)
+    while chunk:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        while not frame.eof:
+            if not chunk:
                 raise EOFError("the zstd frame ends before its end marker")
-            return False
-        self._is_inside = True
-        self._pending = memoryview(self._frame.decompress(chunk))
-        return True
+            yield frame.decompress(chunk)
+            chunk = frame.unused_data or packed.read(_ZSTD_INPUT_BYTES)
 
 
 _SPACES = re.compile(r"[ \t\r\n]*+")
