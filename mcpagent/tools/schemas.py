@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, cast
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, cast
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import UnknownType, ValidationError, best_match
@@ -24,8 +25,6 @@ from referencing.jsonschema import specification_with
 
 from mcpagent.core.patterns import PatternError, pattern_cost, pattern_found, pattern_problem
 from mcpagent.core.records import JsonObject
-
-T = TypeVar("T")
 
 _STEPS = 30_000  # of one check: at most about 0.2 s
 _DEPTH = 100  # keywords within keywords; Python's own limit would break the library, not only the check
@@ -45,28 +44,13 @@ class SchemaCheck:
 
     def fault(self, value: Any) -> str | None:
         """Return where and why `value` breaks the schema; None if it fits, or if that cannot be told."""
-        error = self._look(lambda validator: best_match(validator.iter_errors(value)))
-        if error is None:
-            return None
-        where = ".".join(str(part) for part in error.absolute_path)
-        return (f"{where}: {error.message}" if where else error.message)[:_MESSAGE_CHARS]
-
-    def errors(self, value: Any) -> list[ValidationError]:
-        """Return every way in which `value` breaks the schema; none if that cannot be told."""
-        return self._look(lambda validator: list(validator.iter_errors(value))) or []
-
-    def _look(self, look: Callable[[Validator], T]) -> T | None:
-        """Return what a look with the validator gives; None if it cannot be told."""
         validator = self._compiled()
         if validator is None:
             return None
-        token = _work.set(_Work())
         try:
-            return look(validator)
+            return _first_fault(validator, value)
         except (_TooMuchWork, Unresolvable, RecursionError, UnknownType, ArithmeticError):
             return None
-        finally:
-            _work.reset(token)
 
     def _compiled(self) -> Validator | None:
         if self._validator is None and self._is_usable:
@@ -154,21 +138,10 @@ def _in_place(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _has_circle(leads: Mapping[int, list[Any]]) -> bool:
-    done: set[int] = set()
-    for start in leads:
-        open_: set[int] = set()
-        stack: list[tuple[int, bool]] = [(start, False)]
-        while stack:
-            node, is_left = stack.pop()
-            if is_left:
-                open_.discard(node)
-                done.add(node)
-            elif node in open_:
-                return True
-            elif node not in done:
-                open_.add(node)
-                stack.append((node, True))
-                stack += [(id(part), False) for part in leads.get(node, ())]
+    try:
+        TopologicalSorter({node: map(id, parts) for node, parts in leads.items()}).prepare()
+    except CycleError:
+        return True
     return False
 
 
@@ -181,18 +154,24 @@ def _dialect(schema: JsonObject) -> type[Validator]:
 
 def _dialect_fault(kind: type[Validator], schema: JsonObject) -> str | None:
     """Return where and why the schema is none by its dialect; the formats of its texts are not looked at."""
-    token = _work.set(_Work())
+    meta = _bounded(kind)(_without_dialects(kind.META_SCHEMA), registry=REGISTRY)
     try:
-        meta = _bounded(kind)(_without_dialects(kind.META_SCHEMA), registry=REGISTRY)
-        error = best_match(meta.iter_errors(schema))
+        return _first_fault(meta, schema)
     except _TooMuchWork:
         return "it is too large to be checked"
+
+
+def _first_fault(validator: Validator, value: Any) -> str | None:
+    """Return where and why the value breaks the validator's schema, within the steps of one check."""
+    token = _work.set(_Work())
+    try:
+        error = best_match(validator.iter_errors(value))
     finally:
         _work.reset(token)
     if error is None:
         return None
     where = ".".join(str(part) for part in error.absolute_path)
-    return f"{where}: {error.message}"[:_MESSAGE_CHARS] if where else error.message[:_MESSAGE_CHARS]
+    return (f"{where}: {error.message}" if where else error.message)[:_MESSAGE_CHARS]
 
 
 _BY_NAME = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
