@@ -68,23 +68,13 @@ def parse_action(
 def _split_thinking(action: str, opening: str, closing: str) -> tuple[str | None, str]:
     """Thinking and the rest. A template may have opened the block in the prompt, so that only its end is
     here; a block that never ends was cut off and holds no action."""
-    position, first_end = 0, action.find(closing)
-    start = action.find(opening)
-    if start < 0 and first_end < 0:
-        return None, action
-    thoughts: list[str] = []
-    rest: list[str] = []
-    if first_end >= 0 and not 0 <= start < first_end:
-        thoughts.append(action[:first_end].strip())
-        position = first_end + len(closing)
-    while (start := action.find(opening, position)) >= 0:
-        rest.append(action[position:start])
-        end = action.find(closing, start)
-        end = len(action) if end < 0 else end
-        thoughts.append(action[start + len(opening) : end].strip())
-        position = end + len(closing)
-    rest.append(action[position:])
-    return "\n".join(thoughts), "".join(rest)
+    before, closed, _ = action.partition(closing)
+    if closed and opening not in before:
+        action = opening + action
+    block = re.compile(rf"{re.escape(opening)}(.*?)(?:{re.escape(closing)}|\Z)", re.DOTALL)
+    pieces = block.split(action)  # what is outside and inside of thoughts, in turns
+    thoughts = [thought.strip() for thought in pieces[1::2]]
+    return ("\n".join(thoughts) if thoughts else None), "".join(pieces[::2])
 
 
 def _parse_blocks(body: str, dialect: Dialect, parsed: ParsedCalls) -> str:

@@ -56,12 +56,13 @@ class ParsedCalls:
         """Add a failure; of its text only the beginning is kept."""
         self.failures.append(ParseFailure(raw=raw[:_MAX_RAW_CHARS], reason=reason))
 
-    def fail_block(self, body: str, start: int, position: int, name: str, reason: str) -> int:
-        """Fail the block <name> that stands at `start`, up to where it is closed after `position`, which is
-        returned. That it never is would be the reason."""
-        end = end_of(body, position, f"</{name}>")
-        is_closed = body.endswith(f"</{name}>", start, end)
-        self.fail(body[start:end], reason if is_closed else f"<{name}> is never closed")
+    def fail_block(self, body: str, start: int, position: int, tags: tuple[str, str], reason: str) -> int:
+        """Fail the block between two tags that stands at `start`, up to where it is closed after `position`,
+        which is returned. That it never is would be the reason."""
+        opening, closing = tags
+        end = end_of(body, position, closing)
+        is_closed = body.endswith(closing, start, end)
+        self.fail(body[start:end], reason if is_closed else f"{opening} is never closed")
         return end
 
 
@@ -134,6 +135,13 @@ class Dialect:
         """Return what tells a model how to call: an example of the writer, so that the parser reads it."""
         example = self.write([("TOOL_NAME", {"ARGUMENT_NAME": "VALUE"})])
         return f"To call a tool, write\n{example}\nwith the name and the arguments of one of these tools."
+
+
+def each_call(
+    write_call: Callable[[str, JsonObject], str], *, between: str = "\n"
+) -> Callable[[Sequence[tuple[str, JsonObject]]], str]:
+    """Return the `Dialect.write` of calls that stand one after the other, each by its name and arguments."""
+    return lambda calls: between.join(write_call(name, arguments) for name, arguments in calls)
 
 
 _MAX_REFERENCES = 8  # of a schema that refers to itself

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from mcpagent.env.dialects.contract import (
     NotACall,
     ParsedCalls,
     decode_json,
-    end_of,
+    each_call,
     skip_space,
     text_of,
     typed_values,
@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"\s*-?[0-9]")
 
 # Gemma 4: <|tool_call>call:name{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>, without escapes.
 _QUOTE = '<|"|>'
-_GEMMA_END = "<tool_call|>"
+_GEMMA_OPENING, _GEMMA_END = "<|tool_call>", "<tool_call|>"
 _GEMMA_NAME = re.compile(r"\s*call:([^{}<>]+)\{")
 
 
@@ -51,10 +51,7 @@ def _read_gemma(body: str, start: int, position: int, parsed: ParsedCalls) -> in
         if not body.startswith(_GEMMA_END, end):
             raise NotACall(f"expected {_GEMMA_END} after the arguments")
     except NotACall as problem:
-        end = end_of(body, position, _GEMMA_END)
-        is_closed = body.endswith(_GEMMA_END, start, end)
-        parsed.fail(body[start:end], str(problem) if is_closed else "<|tool_call> is never closed")
-        return end
+        return parsed.fail_block(body, start, position, (_GEMMA_OPENING, _GEMMA_END), str(problem))
     end += len(_GEMMA_END)
     parsed.add(body[start:end], name[1], arguments)
     return end
@@ -133,8 +130,8 @@ def _gemma_text(body: str, position: int) -> tuple[str, int]:
 _GEMMA = _Notation(quotes=(_QUOTE,), read_text=_gemma_text)
 
 
-def _write_gemma(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    return "".join(f"<|tool_call>call:{name}{_gemma_of(values)}{_GEMMA_END}" for name, values in calls)
+def _write_gemma(name: str, arguments: JsonObject) -> str:
+    return f"{_GEMMA_OPENING}call:{name}{_gemma_of(arguments)}{_GEMMA_END}"
 
 
 def _gemma_of(value: Any) -> str:
@@ -151,8 +148,8 @@ def _gemma_of(value: Any) -> str:
 
 GEMMA4 = Dialect(
     name="gemma4",
-    write=_write_gemma,
-    blocks={"<|tool_call>": _read_gemma},
+    write=each_call(_write_gemma, between=""),
+    blocks={_GEMMA_OPENING: _read_gemma},
     strays=(_GEMMA_END,),
     thinking=("<|channel>", "<channel|>"),
 )
@@ -164,7 +161,9 @@ _PYTHON_NAME = re.compile(r"\s*([^\s()\[\]{},='\"<>]+)\s*\(\s*")
 _PYTHON_KEY = re.compile(r"\s*([^\s()\[\]{},='\"<>]+)\s*=\s*")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\s\S])")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
-_TEXT_END = {
+# A text that is an argument ends at a quote after which a call goes on, so that it may hold line breaks and
+# its own quote; one within a list or an object ends at the first quote of its kind.
+_ARGUMENT_END = {
     quote: re.compile(rf"\\[\s\S]|{quote}(?=\s*(?:,\s*[^\s()\[\]{{}},='\"<>]+\s*=|\)\s*[,\]]))")
     for quote in "'\""
 }
@@ -193,10 +192,7 @@ def _read_python(body: str, start: int, position: int, parsed: ParsedCalls) -> i
         if not calls:
             raise NotACall("the list of calls is empty")
     except NotACall as problem:
-        end = end_of(body, position, _LIST_END)
-        is_closed = body.endswith(_LIST_END, start, end)
-        parsed.fail(body[start:end], str(problem) if is_closed else f"{_LIST_OPENING} is never closed")
-        return end
+        return parsed.fail_block(body, start, position, (_LIST_OPENING, _LIST_END), str(problem))
     end += len(_LIST_END)
     for called, arguments in calls:
         parsed.add(body[start:end], called, arguments)
@@ -216,7 +212,7 @@ def _python_arguments(body: str, position: int) -> tuple[JsonObject, int]:
             raise NotACall(f"{key[1]} is given twice")
         position = key.end()
         if body.startswith(_PYTHON.quotes, position):
-            value, position = _python_text(body, position)
+            value, position = _python_text(body, position, _ARGUMENT_END)
         else:
             try:  # templates write containers as JSON, some as Python
                 value, position = decode_json(body, position)
@@ -227,10 +223,11 @@ def _python_arguments(body: str, position: int) -> tuple[JsonObject, int]:
     return arguments, position + 1
 
 
-def _python_text(body: str, position: int) -> tuple[str, int]:
-    """Return a text and where it ends: at a quote after which a call goes on, so that it may hold line breaks
-    and its own quote."""
-    closing = _TEXT_END[body[position]]
+def _python_text(
+    body: str, position: int, ends: Mapping[str, re.Pattern[str]] = _QUOTE_END
+) -> tuple[str, int]:
+    """Return a text and where it ends. Raises NotACall."""
+    closing = ends[body[position]]
     at = position + 1
     while (match := closing.search(body, at)) is not None:
         if not match[0].startswith("\\"):
@@ -249,17 +246,7 @@ def _unescaped(match: re.Match[str]) -> str:
     return _ESCAPES.get(escape, match[0])
 
 
-def _quoted_text(body: str, position: int) -> tuple[str, int]:
-    """Return a text within a list or an object, which ends at the first quote of its kind."""
-    at = position + 1
-    while (match := _QUOTE_END[body[position]].search(body, at)) is not None:
-        if not match[0].startswith("\\"):
-            return _ESCAPE.sub(_unescaped, body[position + 1 : match.start()]), match.end()
-        at = match.end()
-    raise NotACall("a text is never closed")
-
-
-_PYTHON = _Notation(quotes=("'", '"'), read_text=_quoted_text)
+_PYTHON = _Notation(quotes=("'", '"'), read_text=_python_text)
 
 
 def _write_python(calls: Sequence[tuple[str, JsonObject]]) -> str:
@@ -362,11 +349,9 @@ def _read_harmony(turn: str, parsed: ParsedCalls) -> tuple[str | None, str]:
     return (_joined(thoughts) if thoughts else None), _joined(texts)
 
 
-def _write_harmony(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    return "<|call|><|start|>assistant".join(
-        f" to=functions.{name}<|channel|>commentary json<|message|>{json.dumps(values, ensure_ascii=False)}"
-        for name, values in calls
-    )
+def _write_harmony(name: str, arguments: JsonObject) -> str:
+    values = json.dumps(arguments, ensure_ascii=False)
+    return f" to=functions.{name}<|channel|>commentary json<|message|>{values}"
 
 
 def _frame_harmony(text: str, calls: str) -> str:
@@ -375,7 +360,12 @@ def _frame_harmony(text: str, calls: str) -> str:
     return f"<|channel|>commentary<|message|>{text}<|end|><|start|>assistant{calls}" if text else calls
 
 
-HARMONY = Dialect(name="harmony", write=_write_harmony, read_turn=_read_harmony, frame=_frame_harmony)
+HARMONY = Dialect(
+    name="harmony",
+    write=each_call(_write_harmony, between="<|call|><|start|>assistant"),
+    read_turn=_read_harmony,
+    frame=_frame_harmony,
+)
 
 _ATEM_OPENING = re.compile(r'\s*<atem:function_calls>\s*<atem:invoke name="([^"<>]+)">')
 _ATEM_KEY = re.compile(r'\s*<atem:parameter name="([^"<>]*)">')
@@ -429,11 +419,7 @@ def _atem_fields(body: str) -> tuple[str, dict[str, str]]:
     return opening[1], values
 
 
-def _write_atem(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    return "<|eom|><|start|>assistant".join(_write_atem_call(name, values) for name, values in calls)
-
-
-def _write_atem_call(name: str, arguments: JsonObject) -> str:
+def _write_atem(name: str, arguments: JsonObject) -> str:
     parameters = "".join(
         f'<atem:parameter name="{key}">{text_of(value)}</atem:parameter>\n'
         for key, value in arguments.items()
@@ -447,4 +433,9 @@ def _frame_atem(text: str, calls: str) -> str:
     return f"{said}<|eom|><|start|>assistant{calls}" if said and calls else said or calls
 
 
-ATEM = Dialect(name="atem", write=_write_atem, read_turn=_read_atem, frame=_frame_atem)
+ATEM = Dialect(
+    name="atem",
+    write=each_call(_write_atem, between="<|eom|><|start|>assistant"),
+    read_turn=_read_atem,
+    frame=_frame_atem,
+)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from mcpagent.core.records import JsonObject
-from mcpagent.env.dialects.contract import Dialect, NotACall, ParsedCalls, decode_json, skip_space
+from mcpagent.env.dialects.contract import Dialect, NotACall, ParsedCalls, decode_json, each_call, skip_space
 
 _FENCE = re.compile(r"```(?:json|tool_call)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _CALL_LINE = re.compile(r'^\{\s*"(?:tool|name)"\s*:', re.MULTILINE)
@@ -116,16 +116,15 @@ def _is_call(value: object) -> bool:
     return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)
 
 
-def _write_llama3(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    return "; ".join(
-        f'{{"name": {json.dumps(name, ensure_ascii=False)}, '
-        f'"parameters": {json.dumps(arguments, ensure_ascii=False)}}}'
-        for name, arguments in calls
-    )
+def _write_llama3(name: str, arguments: JsonObject) -> str:
+    return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
 
 
 LLAMA3 = Dialect(
-    name="llama3", write=_write_llama3, blocks={"<|python_tag|>": _read_tagged}, read_text=_read_llama3
+    name="llama3",
+    write=each_call(_write_llama3, between="; "),
+    blocks={"<|python_tag|>": _read_tagged},
+    read_text=_read_llama3,
 )
 
 

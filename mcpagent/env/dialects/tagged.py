@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mcpagent.core.records import JsonObject
@@ -13,12 +12,15 @@ from mcpagent.env.dialects.contract import (
     NotACall,
     ParsedCalls,
     decode_json,
+    each_call,
     end_of,
     skip_space,
     text_of,
     typed_values,
 )
 from mcpagent.policy.scripted import call_text
+
+_TOOL_CALL = ("<tool_call>", "</tool_call>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class TaggedBlock:
             name, values, end = self._fields(body, position)
             arguments = typed_values(values, parsed.schema_of(name))
         except NotACall as problem:
-            return parsed.fail_block(body, start, position, "tool_call", str(problem))
+            return parsed.fail_block(body, start, position, _TOOL_CALL, str(problem))
         parsed.add(body[start:end], name, arguments)
         return end
 
@@ -76,10 +78,10 @@ def _read_hermes(body: str, start: int, position: int, parsed: ParsedCalls) -> i
     try:
         value, end = decode_json(body, position)
     except NotACall as problem:
-        return parsed.fail_block(body, start, position, "tool_call", str(problem))
+        return parsed.fail_block(body, start, position, _TOOL_CALL, str(problem))
     closing = _CLOSING.match(body, end)
     if closing is None:
-        return parsed.fail_block(body, start, end, "tool_call", "text after the JSON")
+        return parsed.fail_block(body, start, end, _TOOL_CALL, "text after the JSON")
     raw = body[start : closing.end()]
     if not isinstance(value, dict):
         parsed.fail(raw, 'expected {"name": ..., "arguments": {...}}')
@@ -88,12 +90,8 @@ def _read_hermes(body: str, start: int, position: int, parsed: ParsedCalls) -> i
     return closing.end()
 
 
-def _write_hermes(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    return "\n".join(call_text(name, arguments) for name, arguments in calls)
-
-
 HERMES = Dialect(
-    name="hermes", write=_write_hermes, blocks={"<tool_call>": _read_hermes}, strays=("</tool_call>",)
+    name="hermes", write=each_call(call_text), blocks={"<tool_call>": _read_hermes}, strays=("</tool_call>",)
 )
 
 
@@ -109,7 +107,7 @@ def _read_xml(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
     try:
         value, end = decode_json(body, name.end())
     except NotACall as problem:
-        return parsed.fail_block(body, start, position, "tool", str(problem))
+        return parsed.fail_block(body, start, position, ("<tool>", "</tool>"), str(problem))
     at = end
     for tag in (f"</{name[1]}>", "</tool>"):
         at = skip_space(body, at)
@@ -122,14 +120,11 @@ def _read_xml(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
     return at
 
 
-def _write_xml(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    return "\n".join(
-        f"<tool><{name}>{json.dumps(arguments, ensure_ascii=False)}</{name}></tool>"
-        for name, arguments in calls
-    )
+def _write_xml(name: str, arguments: JsonObject) -> str:
+    return f"<tool><{name}>{json.dumps(arguments, ensure_ascii=False)}</{name}></tool>"
 
 
-XML = Dialect(name="xml", write=_write_xml, blocks={"<tool>": _read_xml}, strays=("</tool>",))
+XML = Dialect(name="xml", write=each_call(_write_xml), blocks={"<tool>": _read_xml}, strays=("</tool>",))
 
 
 _GLM_BLOCK = TaggedBlock(
@@ -143,11 +138,7 @@ _GLM_BLOCK = TaggedBlock(
 )
 
 
-def _write_glm(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    return "\n".join(_write_glm_call(name, arguments) for name, arguments in calls)
-
-
-def _write_glm_call(name: str, arguments: JsonObject) -> str:
+def _write_glm(name: str, arguments: JsonObject) -> str:
     pairs = "".join(
         f"<arg_key>{key}</arg_key>\n<arg_value>{text_of(value)}</arg_value>\n"
         for key, value in arguments.items()
@@ -157,7 +148,7 @@ def _write_glm_call(name: str, arguments: JsonObject) -> str:
 
 GLM = Dialect(
     name="glm",
-    write=_write_glm,
+    write=each_call(_write_glm),
     blocks={"<tool_call>": _GLM_BLOCK.read},
     strays=("</tool_call>", "<arg_key>", "<arg_value>"),
 )
@@ -175,18 +166,14 @@ _QWEN3_CODER_BLOCK = TaggedBlock(
 )
 
 
-def _write_qwen3_coder(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    return "\n".join(_write_qwen3_coder_call(name, arguments) for name, arguments in calls)
-
-
-def _write_qwen3_coder_call(name: str, arguments: JsonObject) -> str:
+def _write_qwen3_coder(name: str, arguments: JsonObject) -> str:
     values = "".join(f"<parameter={k}>\n{text_of(v)}\n</parameter>\n" for k, v in arguments.items())
     return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
 
 
 QWEN3_CODER = Dialect(
     name="qwen3_coder",
-    write=_write_qwen3_coder,
+    write=each_call(_write_qwen3_coder),
     blocks={"<tool_call>": _QWEN3_CODER_BLOCK.read},
     strays=("</tool_call>", "<function=", "</function>"),
 )
