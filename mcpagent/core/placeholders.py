@@ -374,26 +374,6 @@ def _opened(text: str) -> Any:
     return [text_value(line).get("result", line) for line in text.splitlines()]
 
 
-def _count(items: Any) -> int:
-    return len(_list(items))
-
-
-def _count_over(items: Any, least: Any) -> int:
-    return sum(_number(item) > _number(least) for item in _list(items))
-
-
-def _count_under(items: Any, most: Any) -> int:
-    return sum(_number(item) < _number(most) for item in _list(items))
-
-
-def _pluck(items: Any, name: Any) -> list[Any]:
-    return [_lookup(item, name) for item in _list(items)]
-
-
-def _find(items: Any, value: Any) -> int:
-    return _place(value, _list(items))
-
-
 def _at(index: Any, *values: Any) -> Any:
     return _lookup(_arguments(values), _index(index))
 
@@ -416,18 +396,6 @@ def _index(value: Any) -> int:
     return value
 
 
-def _abs(value: Any) -> int | float:
-    return abs(_number(value))
-
-
-def _number_in(text: Any, index: Any) -> int | float:
-    return _lookup(numbers_in(_text(text)), _index(index))
-
-
-def _word_in(text: Any, index: Any) -> str:
-    return _lookup(_text(text).split(), _index(index))
-
-
 def _divide(left: int | float, right: int | float) -> float:
     return left / right  # `operator.truediv` has no types
 
@@ -438,22 +406,28 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], int | float]] = {
     ast.Mult: operator.mul,
     ast.Div: _divide,
 }
+_OF_ONE: dict[str, Callable[[Any], Any]] = {
+    "abs": lambda value: abs(_number(value)),
+    "count": lambda items: len(_list(items)),
+    "text": format_value,
+}
+_OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "find": lambda items, value: _place(value, _list(items)),
+    "pluck": lambda items, name: [_lookup(item, name) for item in _list(items)],
+    "count_over": lambda items, least: sum(_number(item) > _number(least) for item in _list(items)),
+    "count_under": lambda items, most: sum(_number(item) < _number(most) for item in _list(items)),
+    "number": lambda text, index: _lookup(numbers_in(_text(text)), _index(index)),
+    "word": lambda text, index: _lookup(_text(text).split(), _index(index)),
+    "rest": _rest_of_line,
+}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **_OF_ONE,
+    **_OF_TWO,
     "round": _round,
-    "abs": _abs,
     "min": lambda *values: _extreme(min, values),
     "max": lambda *values: _extreme(max, values),
     "sum": _sum,
     "argmax": lambda *values: _place(_extreme(max, values), _arguments(values)),
     "argmin": lambda *values: _place(_extreme(min, values), _arguments(values)),
-    "find": _find,
     "at": _at,
-    "pluck": _pluck,
-    "count": _count,
-    "count_over": _count_over,
-    "count_under": _count_under,
-    "number": _number_in,
-    "word": _word_in,
-    "rest": _rest_of_line,
-    "text": format_value,
 }
