@@ -15,7 +15,7 @@ import numpy as np
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.storage.atomic import atomic_file
+from mcpagent.storage.atomic import TEMPORARY_PREFIX, atomic_file, reported
 from mcpagent.storage.datasets import read_tasks, record_writer, text_digest
 from mcpagent.synth.generate import carry_servers, write_servers
 from mcpagent.synth.tasks.inspect import groups_by, plan_signature, said, shingles, task_entities
@@ -134,9 +134,10 @@ def _by_each_entity(path: Path, common: set[int], shares: SplitShares, seed: int
 def _write(path: Path, paths: dict[str, Path], assigned: Iterator[str | None]) -> tuple[dict[str, int], int]:
     counts = dict.fromkeys(paths, 0)
     crossing = 0
-    next(iter(paths.values())).parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=path.parent, prefix=".split-")))
+    out = next(iter(paths.values())).parent
+    with reported(out), ExitStack() as stack:
+        out.mkdir(parents=True, exist_ok=True)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out, prefix=TEMPORARY_PREFIX)))
         files = {split: stack.enter_context((folder / split).open("wb")) for split in paths}
         for task, split in zip(read_tasks(path), assigned, strict=True):
             if split is None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,33 @@ def test_no_text_that_a_task_names_is_in_two_splits(
     assert all(named.values())
     assert not named["train"] & named["heldout"]
     assert sum(map(len, parts.values())) + outcome["crossing"] == len(records(source))
+
+
+@pytest.mark.skipif(
+    not Path("/dev/shm").is_dir()
+    or Path("/dev/shm").stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev,
+    reason="there is no second file system to write to",
+)
+def test_a_dataset_is_divided_onto_another_file_system(generated: tuple[Path, dict[str, Any]]) -> None:
+    source = generated[0] / "train.jsonl"
+    before = sorted(source.parent.iterdir())
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        done = mcpagent("data", "split", source, "--out", elsewhere, "--heldout", "0.4", "--group-by", "plan")
+        assert done.returncode == 0, done.stderr
+        parts = sorted(path.name for path in Path(elsewhere).iterdir() if path.suffix == ".jsonl")
+        divided = [record for part in parts for record in records(Path(elsewhere) / part)]
+    assert parts == ["heldout.jsonl", "train.jsonl", "validation.jsonl"]
+    assert len(divided) == len(records(source))
+    assert sorted(source.parent.iterdir()) == before
+
+
+def test_a_dataset_cannot_be_divided_into_a_file(
+    generated: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    done = mcpagent("data", "split", generated[0] / "train.jsonl", "--out", tmp_path / "taken")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_the_same_plan_in_other_words_is_removed(
