@@ -60,10 +60,11 @@ _HALVES = {"half": 0.5, "quarter": 0.25, "three quarter": 0.75, "3 quarter": 0.7
 _AND_A_HALF = re.compile(
     r"\b(an?|one|\d+)((?: [a-z]+)?) and (?:an? )?(half|(?:(?:three|3)[ -])?quarter)s?\b", re.IGNORECASE
 )
-_COINS = re.compile(
-    rf"\b(\d+) (euros?|dollars?|pounds?|francs?|{'|'.join(WORDS['long_units'])}) (\d\d)\b(?! ?[c¢p%])",
-    re.IGNORECASE,
-)
+_MONEY = [
+    "pounds?",
+    *(name for coins in WORDS["money"].values() for name in coins.get(1, "").split() if name.isalpha()),
+]
+_COINS = re.compile(rf"\b(\d+) ({'|'.join(_MONEY)}) (\d\d)\b(?! ?[c¢p%])", re.IGNORECASE)  # 38 francs 60
 # "6 minutes 18", "2 m 38"
 _PARTS = {"h": "min", "min": "s", "m": "cm"}
 _BARE_PART = re.compile(
