@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcpagent.core.tasks import AnswerCheck
@@ -293,6 +293,8 @@ def test_what_was_before_or_comes_later_is_no_rival_in_a_free_text(
 WRITTEN = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1, max_size=16)
 
 
+@example(kind="set", value="/", other="/", text="<")
+@example(kind="set", value="/", other="/", text=":")
 @given(
     kind=st.sampled_from(("name", "set", "list", "pairs", "choice")),
     value=WRITTEN,

@@ -66,6 +66,8 @@ def name_spans(value: str, text: str) -> list[Span]:
     """Return where canonical `text` has a name: its words in order, whatever stands between them, letter case
     and diacritics apart. "Tom Weiss" is tom.weiss, "Fire and Flying" is "Fire, Flying", and a title, a legal
     form or the order of a person's names is not a part of it."""
+    if not value.strip():
+        return []  # what is left of "/" without the words that its like have
     if not _tokens(value) or _EMAIL.fullmatch(value) or _DOTTED.fullmatch(value):  # and a path such as "/"
         exact = rf"(?<![\w/.\0-]){re.escape(value)}(?![\w/\0-]|\.\w)"
         return [m.span() for m in re.finditer(exact, text, re.IGNORECASE)]
