@@ -124,6 +124,7 @@ def measure_rank(folder: Path) -> Rank:
     processes = Processes.join(torch.device("cpu"))
     settings = {
         "model.name": str(folder),
+        "model.dtype": "float32",  # a machine that multiplies bfloat16 fast would take that
         "finetune.mode": "full",
         "grpo.reference": "none",
         "grpo.kl_coef": 0.0,
