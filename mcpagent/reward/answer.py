@@ -25,14 +25,15 @@ from mcpagent.reward.text.phrasing import AnswerContext, plain
 _NOTHING = AnswerContext()
 # What asks for a bound, and how an answer says that its value is one.
 _BOUNDS = [
-    (re.compile(rf"\b(?:{asked})\b", re.I), re.compile(rf"\b(?:{said}) (?=\W*\d)", re.I))
+    (re.compile(rf"\b(?:{asked})\b", re.I), re.compile(rf"\b(?:{said}) (?=\W*(?:the )?\d)", re.I))
     for asked, said in (
         (
             r"at most|max|maxim\w+|largest|biggest|longest|limit|capacity|up to|gusts?|peak",
             "up to|at most|a maximum of|no more than|(?:may|might|can|could) reach",
         ),
         (r"at least|minim\w+", "at least|a minimum of|no less than"),
-        (r"limit|threshold", "above|over|beyond|below|under"),
+        (r"limit|threshold|alert\w*|fires?|trigger\w*", "above|over|beyond|below|under"),
+        (r"when (?:may|can|could)|earliest|ready|available", "not before|no earlier than|from|as of"),
         (r"how (?:long|soon|quickly|fast)", "after"),
     )
 ]
@@ -56,7 +57,7 @@ def answer_holds(
     before, line = split_answer(answer) if on_line else ("", answer)
     if line is None:
         return False
-    for asked, said in _BOUNDS if check.type in ("number", "pairs") else ():
+    for asked, said in _BOUNDS if check.type in ("number", "date", "pairs") else ():
         line = said.sub("", line) if asked.search(context.said) else line
     try:
         value = resolve_references(check.value, results)

@@ -51,6 +51,7 @@ tests of the last ones say how much is left:
     fortyfifth         2     0     6    0      after the fortyfourth; codes with their place, what follows
     fortysixth         2     0     9    0.4    after the fortyfifth; "A's turn", numbers between items, ranges
     fortyseventh       4     0.4  16    0.4    the same; "enabled", zones behind am, sentences told otherwise
+    fortyeighth        2.5   0    10    3      after these two; "forbidden", "not before", keys
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -149,7 +150,7 @@ KNOWN = {
     "thirtyfourth": ((3, 0), (3, 1)),
     "thirtyfifth": ((1, 0), (1, 0)),
     "thirtysixth": ((1, 0), (5, 1)),
-    "thirtyseventh": ((3, 0), (18, 0)),
+    "thirtyseventh": ((3, 0), (17, 0)),
     "thirtyeighth": ((4, 0), (10, 0)),
     "thirtyninth": ((2, 0), (19, 0)),
     "fortieth": ((3, 0), (17, 2)),
@@ -160,6 +161,7 @@ KNOWN = {
     "fortyfifth": ((3, 0), (8, 0)),
     "fortysixth": ((1, 0), (9, 0)),
     "fortyseventh": ((2, 0), (25, 0)),
+    "fortyeighth": ((5, 0), (17, 5)),
 }
 
 

@@ -54,7 +54,8 @@ _LINE = re.compile(rf"(?<=[.!?]){_NO_TITLE}\s+(?=[A-Z])|\n+")
 _OF_OTHERS = re.compile(  # "The other three are open."
     r"(?:^|(?<=[.!?;,(\n])\s?)(?:(?:and|but|while|whereas) )?(?:all )?the "
     r"(?:others|rest|one (?:before|after)"
-    r"|(?:other|remaining) (?:two|three|four|five|six|seven|eight|nine|ten|\d+))\b[^.!?;\n]*",
+    r"|(?:other|remaining) (?:two|three|four|five|six|seven|eight|nine|ten|\d+))\b[^.!?;\n]*"
+    r"|\(the ones? [^()]*\)",
     re.I | re.M,
 )
 _REASON = pattern("reason")
@@ -158,8 +159,8 @@ def _states_number(check: AnswerCheck, value: Any, text: str, context: AnswerCon
     if target is None and isinstance(value, str):
         numbers = numbers_in(value)
         target = numbers[-1] if numbers else None
-    if target is None:
-        return False
+    if target is None or (target > 0 and any(amount.number == -target for amount in amounts(text))):
+        return False  # the same with the other sign
     exact, text = value if isinstance(value, int) else target, without_asked_bound(text, context.said)
     stated = value_spans(check, exact, text, context, is_strict=False)
     right = [a for a in amounts(text) if any(start <= a.start < end for start, end in stated)]

@@ -338,12 +338,20 @@ def _other_parts(rest: str) -> list[str]:
     return [part for part in _SEPARATOR.split(rest) if BLANK not in part and set(words(part)) - SAFE]
 
 
+def _own_name(value: str) -> str:
+    """A value without its brackets, or a key without its beginning."""
+    return value.partition(" (")[0].rpartition(":")[2].casefold()
+
+
 def _shown_beside(rest: str, items: Sequence[Any], context: AnswerContext) -> bool:
-    """Whether a part of an enumeration is a shown value without its brackets, and none of the items is:
-    "English" of "English (auto-generated)"."""
-    names = {leaf.partition(" (")[0].casefold() for leaf in shown_leaves(context) if " (" in leaf}
-    names -= {format_value(item).partition(" (")[0].casefold() for item in items}
-    return any(part.strip(" .").casefold() in names for part in _SEPARATOR.split(rest))
+    """Whether a part of an enumeration is a shown value without its brackets or what its key begins with, and
+    none of the items is: "English" of "English (auto-generated)", "beta" of "flags:beta"."""
+    leaves = shown_leaves(context)
+    names = {_own_name(leaf) for leaf in leaves} - {leaf.casefold() for leaf in leaves}
+    names = {name for name in names if not name[:1].isdigit()}  # 08:30 is no key
+    names -= {"", *(_own_name(format_value(item)) for item in items)}
+    parts = [f"{part.strip(' .').casefold()} " for part in _SEPARATOR.split(rest)]
+    return any(part.startswith(f"{name} ") for part in parts for name in names)
 
 
 def _siblings(rest: str, items: Sequence[Any]) -> list[str]:

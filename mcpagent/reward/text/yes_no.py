@@ -22,7 +22,11 @@ _NAMED = re.compile(  # what ends a question: "in the Okonkwo matter yet"
 )
 _PART = re.compile(r"[,;] ")
 # "No changes were added"
-_NO_THING = re.compile(r"\W*no (?!such|way|longer|more|one|body)([^\W\d_]+)", re.IGNORECASE)
+_NO_THING = re.compile(
+    r"\W*(?:there(?:'s| (?:is|are|was|were)) )?no (?!such|way|longer|more|one|body)"
+    r"([^\W\d_]+(?: [^\W\d_]+)?)",
+    re.IGNORECASE,
+)
 _ELLIPSIS = re.compile(r"(?:n't|\bnot)\W*$", re.IGNORECASE)  # "The consignee isn't."
 _FILLER = WORDS["filler"]
 _YES = pattern("says_yes")
@@ -37,6 +41,7 @@ _OPPOSITES = [
         (r"on(?= for| in| at|\W*$)|enabled|activated|active", "off|disabled|deactivated|inactive"),
         ("pass(?:ed)?|succeed(?:ed)?|successful", "fail(?:ed|s|ure)?|unsuccessful"),
         ("open", "closed|shut"),
+        ("permitted|allowed|permissible|legal", "forbidden|prohibited|banned|illegal"),
     )
 ]
 
@@ -55,7 +60,8 @@ def polarity(text: str, said: str = "") -> bool | None:
         return flag[1].casefold() in ("true", "yes")
     is_yes, is_no = _YES.search(text) is not None, _NO.search(text) is not None
     if thing := _NO_THING.match(text):  # of which nothing was asked
-        is_no = thing[1].lower() in SAFE or stem(thing[1].lower()) in stems(said)
+        named = words(thing[1])
+        is_no = named[0] in SAFE or any(stem(word) in stems(said) for word in named if word not in SAFE)
     other = r"\bno(?=\W*$|[.,;!])|\b(?:and|or|but) no\b" if is_yes else r"\byes\b"
     opposites = [match for asked, told in _OPPOSITES if asked.search(said) and (match := told.search(text))]
     if any(m[1] and not HEDGE.search(text[: m.start()] + text[m.end() :]) for m in opposites):
