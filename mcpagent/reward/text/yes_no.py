@@ -61,7 +61,9 @@ def polarity(text: str, said: str = "") -> bool | None:
     is_yes, is_no = _YES.search(text) is not None, _NO.search(text) is not None
     if thing := _NO_THING.match(text):  # of which nothing was asked
         named = words(thing[1])
-        is_no = named[0] in SAFE or any(stem(word) in stems(said) for word in named if word not in SAFE)
+        is_no = any(word in SAFE for word in named[:1]) or any(
+            stem(word) in stems(said) for word in named if word not in SAFE
+        )
     other = r"\bno(?=\W*$|[.,;!])|\b(?:and|or|but) no\b" if is_yes else r"\byes\b"
     opposites = [match for asked, told in _OPPOSITES if asked.search(said) and (match := told.search(text))]
     if any(m[1] and not HEDGE.search(text[: m.start()] + text[m.end() :]) for m in opposites):
@@ -69,8 +71,10 @@ def polarity(text: str, said: str = "") -> bool | None:
     if not (is_yes or is_no or HEDGE.search(text)):
         if opposites:
             return False
-        if any(asked.search(said) and asked.search(text) for asked, _ in _OPPOSITES):
-            return True
+        heard = stems(said) | stems(_FILLER)
+        for asked, _ in _OPPOSITES:  # "enabled", and nothing of another
+            if asked.search(said) and asked.search(text) and stems(asked.sub(" ", text)) <= heard:
+                return True
     if is_yes is is_no or re.search(other, text, re.IGNORECASE):
         return _echoed(text, said) if not (is_yes or is_no) else None
     return is_yes
