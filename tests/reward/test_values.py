@@ -293,6 +293,24 @@ def test_what_was_before_or_comes_later_is_no_rival_in_a_free_text(
 WRITTEN = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1, max_size=16)
 
 
+@pytest.mark.parametrize("value", [5, None, True, "${step1.names}"])
+@pytest.mark.parametrize("kind", ["list", "set"])
+def test_a_list_that_is_none_or_a_reference_is_held_without_an_error(kind: str, value: Any) -> None:
+    check = AnswerCheck.model_validate({"type": kind, "value": value})
+    results = {"step1": {"names": ["Ana", "Ben"]}}
+    for on_line, text in ((True, "Answer: 1 Ana, 2 Ben"), (False, "1 Ana, 2 Ben")):
+        is_right = answer_holds(check, text, results, AnswerContext(), on_line=on_line)
+        assert is_right or value != "${step1.names}" or kind == "set"
+
+
+def test_numbers_of_a_list_are_not_those_before_its_items() -> None:
+    check = {"type": "list", "value": ["1 apple", "2 pears"]}
+    assert holds(check, "1 apple, 2 pears", said="What is packed, in order?", shown="", on_line=True)
+    assert not holds(
+        check, "Answer: 2 pears, 1 apple", said="What is packed, in order?", shown="", on_line=True
+    )
+
+
 @example(kind="set", value="/", other="/", text="<")
 @example(kind="set", value="/", other="/", text=":")
 @given(

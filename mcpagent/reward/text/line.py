@@ -13,6 +13,7 @@ from itertools import pairwise
 from os.path import commonprefix
 from typing import Any
 
+from mcpagent.core.answer_line import written_answer
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_array, is_json_object
@@ -115,11 +116,11 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     5 minutes, a numbered list without its numbers, an object of one field as what it holds."""
     text = canonical(unwrapped(text.strip(), check)).strip()
     text = _TABLE_NUMBER.sub(r"\1", text)
-    numbers = [int(match[1] or match[2]) for match in _ENUMERATOR.finditer(text)]
-    if check.type == "list" and [int(n) for n in _BARE_NUMBER.findall(text)] == [
-        *range(1, len(check.value) + 1)
-    ]:
+    numbers = [int(number) for number in _BARE_NUMBER.findall(text)]
+    is_numbered = len(numbers) > 1 and numbers == [*range(1, len(numbers) + 1)]
+    if check.type == "list" and is_numbered and not _BARE_NUMBER.search(written_answer(check.value)):
         text = _BARE_NUMBER.sub("", text)
+    numbers = [int(match[1] or match[2]) for match in _ENUMERATOR.finditer(text)]
     if numbers and numbers == [*range(1, len(numbers) + 1)] and (len(numbers) > 1 or check.type == "set"):
         text = _ENUMERATOR.sub("", text)
     if check.type in ("list", "pairs"):
