@@ -159,7 +159,7 @@ def kept_by(run: Callable[[], torch.Tensor], weights: Sequence[torch.Tensor]) ->
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
             kept[storage._cdata] = storage
-        return tensor
+        return tensor.detach()  # with its graph, an output that is saved would hold itself, for good
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = run()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +130,21 @@ def test_what_attention_without_a_flash_kernel_keeps_is_what_it_was_given_and_gi
         )
 
     assert kept(1 << 14) < sum(t.nbytes for t in inputs)  # the outputs, next to the inputs
+
+
+def test_counting_what_is_kept_keeps_nothing() -> None:
+    """`exp` saves its own output. Counted on a GPU, the graph of an update stayed there next to the measured
+    ones."""
+    outputs: list[weakref.ref[torch.Tensor]] = []
+
+    def run() -> torch.Tensor:
+        out = torch.ones(1000, requires_grad=True).exp()
+        outputs.append(weakref.ref(out))
+        return out
+
+    assert kept_by(run, []) == 4000
+    gc.collect()
+    assert outputs[0]() is None
 
 
 def test_segments_below_one_ancestor_need_not_stand_together() -> None:
