@@ -102,7 +102,7 @@ def _cause(error: BaseException) -> BaseException | None:
         if id(current) in seen:
             continue
         seen.add(id(current))
-        if _is_about_memory(current):
+        if is_about_memory(current):
             return current
         if isinstance(current, BaseExceptionGroup):
             waiting += current.exceptions
@@ -110,7 +110,8 @@ def _cause(error: BaseException) -> BaseException | None:
     return None
 
 
-def _is_about_memory(error: BaseException) -> bool:
+def is_about_memory(error: BaseException) -> bool:
+    """Return whether a device or the machine had no memory left, whichever library says so."""
     torch = sys.modules.get("torch")  # a command that has not imported it cannot fail by it
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True

@@ -21,8 +21,9 @@ import torch
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import FinishReason
-from mcpagent.errors import UserError
+from mcpagent.errors import RunError, UserError
 from mcpagent.models.architecture import cache_elements
+from mcpagent.models.out_of_memory import is_about_memory
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EnginePolicy, Finished
 from mcpagent.policy.sampling import refuse_infinite
@@ -265,7 +266,16 @@ def _start(settings: VllmSettings) -> Any:
     # A token is known before the next step, so versions are exact.
     options |= {"async_scheduling": False, "skip_tokenizer_init": True}
     # The context decides what a step holds at most by default: on an H100 16,384 tokens, not 2,048.
-    return LLMEngine.from_engine_args(EngineArgs(**options), usage_context=UsageContext.LLM_CLASS)
+    try:
+        return LLMEngine.from_engine_args(EngineArgs(**options), usage_context=UsageContext.LLM_CLASS)
+    except Exception as error:
+        if is_about_memory(error):
+            raise
+        raise RunError(
+            f"the vLLM engine did not start: {str(error).strip() or type(error).__name__}",
+            where="rollout.backend",
+            remedy="--debug shows where it failed; `--backend hf` samples without vllm",
+        ) from error
 
 
 ENVIRONMENT = {
