@@ -15,6 +15,7 @@ from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.text.amounts import amounts
 from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.exchange import exchanges
 from mcpagent.reward.text.grammar import unwrapped
 from mcpagent.reward.text.line import CHANGED_FROM, is_given, read_answer, without_asked_bound
 from mcpagent.reward.text.moments import Span
@@ -43,6 +44,7 @@ MAX_WORDS = (
     300  # of an answer to a pattern without a reference answer; `max_words` of the record overrides it
 )
 SHORT_ANSWER_WORDS = 60  # an answer may always have so many
+_SCALAR = ("number", "name", "date", "choice")
 _ZERO = ("0", "none", "no", "nobody", "nothing", "never")
 _NO_TITLE = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bMrs\.)(?<!\bMme\.)(?<!\bProf\.)"
 _SENTENCE = re.compile(
@@ -59,6 +61,7 @@ _OF_OTHERS = re.compile(  # "The other three are open."
     re.I | re.M,
 )
 _REASON = pattern("reason")
+_GIVEN_REASON = re.compile(r", (?:as|since|because|now that)\b[^.;\n]*", re.IGNORECASE)
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
@@ -83,9 +86,12 @@ def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerConte
     facts, answer = as_facts(value), unwrapped(answer, check)
     if check.type != "pairs" and not _OF_OTHERS.search(context.said):
         answer = _OF_OTHERS.sub("", answer)
+    if check.type == "set":
+        answer = _GIVEN_REASON.sub("", answer)
     texts = [format_value(fact) for fact in facts]
     return (
         is_short(check, answer, texts, context)
+        and not (check.type in _SCALAR and exchanges(value, answer, context))
         and _states(check, value, read_answer(answer, check), context)
         and is_answer(check, answer, texts, context)
     )

@@ -1,0 +1,85 @@
+"""Two values of a record under each other's names: "59 requests failed and 1,204 went through"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from mcpagent.core.placeholders import format_value, nested_value
+from mcpagent.core.text_records import text_records
+from mcpagent.core.values import is_json_array, is_json_object, numbers_in
+from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.phrasing import AnswerContext
+from mcpagent.reward.text.vocabulary import stems
+
+_CLAUSE_END = re.compile(
+    r"[;\n():]|[,.](?!\d)|\s-\s|\b(?:but|and|so|while|whereas|though|although|with|who|which|after|before|then"
+    r"|versus|against|behind|not)\b",
+    re.IGNORECASE,
+)
+_LABELLED = re.compile(r"\W*([^\W\d][^:|\t]{0,60}?)(?::\s+|\s?[|\t]\s?| {2,})(\S.*)")
+_ITEM_END = re.compile(r"[,;]| {2,}")
+_Record = tuple[tuple[str, str], ...]  # names of fields with what they say
+_Marks = frozenset[int | float | str]  # by which a value is found in a text: its numbers, else its words
+
+
+def exchanges(value: Any, answer: str, context: AnswerContext) -> bool:
+    """Return whether one clause of an answer says the value by the name of another field of its record, and
+    another clause that field's value by the name of the value's. Either alone may be an aside."""
+    clauses = [clause for clause in _CLAUSE_END.split(canonical(answer)) if clause.strip()]
+    asked = _marks(format_value(value))
+    for record in (record for result in context.results for record in _records(result.content)):
+        own = [name for name, text in record if asked & _marks(text)]
+        for name, text in record if len(own) == 1 and len(clauses) > 1 else ():
+            this, that = stems(own[0]) - stems(name), stems(name) - stems(own[0])
+            other = _marks(text)
+            told = {
+                (
+                    *(_says(clause, marks) for marks in (asked, other)),
+                    *(bool(stems(clause) & n) for n in (this, that)),
+                )
+                for clause in clauses
+            }
+            if {(True, False, False, True), (False, True, True, False)} <= told:
+                return True
+    return False
+
+
+@lru_cache(maxsize=256)
+def _records(content: str) -> tuple[_Record, ...]:
+    """Return the records of a result, or the one that lines with a name each are."""
+    found = tuple(_objects(nested_value(content)))
+    if found:
+        return found
+    lines = [(match[1], match[2]) for line in content.splitlines() if (match := _LABELLED.match(line))]
+    return (tuple(lines),) if len({name for name, _ in lines}) == len(lines) > 1 else ()
+
+
+def _objects(value: Any) -> Iterator[_Record]:
+    if isinstance(value, str):
+        value = nested_value(value)
+        value = text_records(value) if isinstance(value, str) else value
+    if is_json_object(value):
+        plain = {k: v for k, v in value.items() if not isinstance(v, dict | list) and v is not None}
+        yield tuple((name.replace("_", " "), format_value(v)) for name, v in plain.items())
+        value = [v for v in value.values() if isinstance(v, dict | list)]
+    if is_json_array(value):
+        for item in value:
+            yield from _objects(item) if isinstance(item, dict | list) else ()
+
+
+@lru_cache(maxsize=4096)
+def _marks(text: str) -> _Marks:
+    numbers = frozenset(map(abs, numbers_in(text)))
+    return numbers or frozenset(
+        part.strip() for part in _ITEM_END.split(canonical(text).casefold()) if len(part.strip()) > 1
+    )
+
+
+def _says(clause: str, marks: _Marks) -> bool:
+    texts = [mark for mark in marks if isinstance(mark, str)]
+    if not texts:
+        return not marks.isdisjoint(map(abs, numbers_in(clause)))
+    return any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", clause.casefold()) for text in texts)
