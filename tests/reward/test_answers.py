@@ -52,6 +52,7 @@ tests of the last ones say how much is left:
     fortysixth         2     0     9    0.4    after the fortyfifth; "A's turn", numbers between items, ranges
     fortyseventh       4     0.4  16    0.4    the same; "enabled", zones behind am, sentences told otherwise
     fortyeighth        2.5   0    10    3      after these two; "forbidden", "not before", keys
+    fortyninth         5     2    15      8    after the fortyeighth; refusals that tell, exchanged values
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -162,6 +163,7 @@ KNOWN = {
     "fortysixth": ((1, 0), (9, 0)),
     "fortyseventh": ((2, 0), (25, 0)),
     "fortyeighth": ((5, 0), (17, 5)),
+    "fortyninth": ((5, 1), (29, 11)),
 }
 
 

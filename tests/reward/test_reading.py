@@ -1231,3 +1231,79 @@ def test_roundings_differences_and_other_lines_are_no_rivals_in_a_free_text(
     check: dict[str, Any], said: str, shown: str, right: str, wrong: str
 ) -> None:
     assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (  # a point in "p.m." makes no day of a month
+            {"type": "date", "value": "2026-11-06T18:45:00"},
+            "When does the ferry leave?",
+            "departs: 2026-11-06T18:45:00",
+            "2026-11-06, 6:45 p.m.",
+            "2026-06-11, 6:45 p.m.",
+        ),
+        (  # a table with one line that is none
+            {"type": "pairs", "value": {"Denmark": 38.2, "Norway": 9.4}},
+            "What are the shares of Denmark and Norway?",
+            "country        share\nDenmark        38.2 %\nNorway         9.4 %\nUnited Kingdom 6.1 %",
+            "Denmark 38.2 %, Norway 9.4 %",
+            "Denmark 9.4 %, Norway 38.2 %",
+        ),
+        (
+            {"type": "number", "value": 95, "unit": "min"},
+            "How long did the repair take?",
+            '{"repair_min": 95, "lift": "L-2"}',
+            "95 minutes, or an hour and thirty-five minutes.",
+            "95 minutes, or an hour and forty-five minutes.",
+        ),
+        (
+            {"type": "number", "value": 38.46, "unit": "kg"},
+            "How heavy is it?",
+            '{"weight_kg": 38.46}',
+            "38.46 kg, or 38,460 g if you'd rather have grams.",
+            "38.46 kg, or 39,460 g if you'd rather have grams.",
+        ),
+        (
+            {"type": "number", "value": 0.94, "unit": "arcsec"},
+            "What was the seeing?",
+            '{"seeing_arcsec": 0.94}',
+            "0.94 arcseconds",
+            "0.94 arcminutes",
+        ),
+        (  # keys of letters of both cases are told apart by them
+            {"type": "name", "value": "tX9bQ2"},
+            "What is the key of the share?",
+            '{"key": "tX9bQ2"}',
+            "tX9bQ2",
+            "tX9BQ2",
+        ),
+    ],
+)
+def test_dates_tables_conversions_and_keys_are_read_as_they_are_written(
+    check: dict[str, Any], said: str, shown: str, right: str, wrong: str, on_line: bool
+) -> None:
+    assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=on_line) == [right]
+
+
+def test_a_reason_is_no_part_of_a_set_in_a_free_text() -> None:
+    """That another lift runs again is no way to name it among those that are out."""
+    check = {"type": "set", "value": ["L-12", "L-27", "L-44"]}
+    answers = ("L-12, L-27 and L-44, as their doors jam.", "Just L-12 and L-27, as L-44 is running again.")
+    shown = "L-12 out\nL-27 out\nL-44 out\nL-50 ok"
+    assert those_that_hold(check, answers, said="Which lifts are out?", shown=shown, on_line=False) == [
+        answers[0]
+    ]
+
+
+def test_what_was_shown_may_be_said_around_a_refusal() -> None:
+    """With a month and a sign in words of one's own, but no other number."""
+    right, wrong = (
+        f"Gross fell by {amount} against February, but the reason is not stated."
+        for amount in ("6,600", "7,600")
+    )
+    shown = "         Feb 2026   Mar 2026   change\ngross   62,000.00  55,400.00  -6,600.00"
+    check = {"type": "abstention", "value": "cannot"}
+    said = "Why did the pay drop in March?"
+    assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]

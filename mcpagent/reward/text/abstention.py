@@ -12,6 +12,7 @@ value of `without`, or the claim that something was done.
 
 from __future__ import annotations
 
+import calendar
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from mcpagent.reward.text.phrasing import (
     tokens,
     without_markup,
 )
+from mcpagent.reward.text.vocabulary import FUNCTION_WORDS
 from mcpagent.reward.text.words import WORDS, pattern
 
 ABSTENTIONS = ("cannot", "asks", "replies")
@@ -71,6 +73,7 @@ _SEVERAL = re.compile(
     r"(?:several|many|multiple|more than one|two|three|four|five|six|seven|eight|nine|ten|\d+)\b"
 )
 _FEW = 3
+_MONTHS = [*zip(calendar.month_abbr, calendar.month_name, strict=True)][1:]
 _LARGE = 10_000
 _SMALL = 10  # "I have two tools" tells nothing
 
@@ -107,7 +110,8 @@ def abstention_holds(
     if line is not None:
         sentences = [part for part in sentences if part.strip() != without_markup(line).strip()]
     is_asked = check.value == "asks" and any(_asks(part, check.about) for part in sentences)
-    if any(_claims(clause, context, is_asked=is_asked) for clause in _clauses(sentences)):
+    few = _FEW if line is not None or is_asked else 1  # the line says it; what is asked for may be explained
+    if any(_claims(clause, context, few, is_asked=is_asked) for clause in _clauses(sentences)):
         return False
     if check.value == "asks":
         return is_asked
@@ -142,7 +146,8 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     shown = canonical(sources)
     dates = moments(shown)  # parts of which are no numbers
     undated = blanked(shown, [(moment.start, moment.end) for moment in dates], " ")
-    given = {*numbers_in(undated), *(moment.readings[0].year for moment in dates)}
+    numbers = numbers_in(undated)  # of which the sign may be said in words: "fell by 6,600"
+    given = {*numbers, *map(abs, numbers), *(moment.readings[0].year for moment in dates)}
     told = canonical(_ENUMERATOR.sub(" ", _without_advice(text)))
     if any(
         a.number not in given and (a.number > _SMALL or a.unit or re.search(rf"\b{a.number}\b", text))
@@ -151,7 +156,7 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
         return True
     if any(a.number not in given and a.number > _LARGE for a in amounts(canonical(text))):
         return True
-    sourced, said = {_singular(word) for word in tokens(sources)}, set(tokens(context.said))
+    sourced, said = _words(sources), set(tokens(context.said))
     shown = {word for result in context.results for word in tokens(result.content)}
     for clause in _clauses(re.split(rf"{_SENTENCE.pattern}|, so ", text)):
         seen = said if _BY_ME.search(clause) else said | shown
@@ -164,6 +169,12 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     names = [name.removesuffix("'s") for name in names]
     names = [name for name in names if not _COMMON.fullmatch(name.casefold())]
     return any(not {_singular(word) for word in tokens(name)} <= sourced for name in names)
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of what was shown; a short month is its long name too."""
+    found = {_singular(word) for word in tokens(text)}
+    return found | {long.casefold() for short, long in _MONTHS if short.casefold() in found}
 
 
 def _without_advice(text: str) -> str:
@@ -200,9 +211,9 @@ def _clauses(sentences: Sequence[str]) -> Iterator[str]:
             yield from (_spelt_out(clause) for clause in _CLAUSE.split(sentence) if tokens(clause))
 
 
-def _claims(clause: str, context: AnswerContext, *, is_asked: bool) -> bool:
+def _claims(clause: str, context: AnswerContext, few: int, *, is_asked: bool) -> bool:
     """Whether a clause tells something that nothing has shown: it neither refuses nor asks, nor speaks of the
-    tools or oneself. What is asked for may be explained by what was shown (`is_asked`)."""
+    tools or oneself. So `few` words of it may be its own."""
     harmless = (_REQUEST, _HELP, _HARMLESS, _ADVICE)
     if _refuses(clause) or any(pattern.search(clause) for pattern in harmless):
         return False
@@ -213,10 +224,12 @@ def _claims(clause: str, context: AnswerContext, *, is_asked: bool) -> bool:
     if is_asked and (several := _SEVERAL.match(clause)):  # "there are three warehouses"
         clause, filler = clause[several.end() :], filler | said
     seen = " ".join(f"{result.content} {result.tool.replace('_', ' ')}" for result in context.results)
-    shown = {_singular(word) for word in tokens(seen)}
-    unseen = {_singular(word) for word in tokens(_TELLING.sub("", clause))} - filler - shown
+    shown = _words(seen)
+    unseen = (
+        {_singular(word) for word in tokens(_TELLING.sub("", clause))} - filler - shown - {*FUNCTION_WORDS}
+    )
     if shown and not unseen & said:
-        return len(unseen) > (_FEW if is_asked or _ONLY.search(clause) else 1)  # "the system only knows A"
+        return len(unseen) > (_FEW if _ONLY.search(clause) else few)  # "the system only knows A"
     return not shown or bool(unseen)
 
 

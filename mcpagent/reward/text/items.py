@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from mcpagent.core.placeholders import format_value
-from mcpagent.core.values import is_json_object
+from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.text.amounts import ANY_UNITS, Units
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import blanked
@@ -120,7 +120,7 @@ def pair_spans(
             for leaf in shown_leaves(context)
             if leaf.casefold().startswith(f"{thing.casefold()} ")
             and len(leaf.split()) < _LONG
-            and not any(says(value, leaf) for value in pairs.values())
+            and not any(says(value, leaf) or as_number(value) in numbers_in(leaf) for value in pairs.values())
         ]
         whole = [span for leaf in longer for span in spans_of(leaf, rest)]  # the refractor FLT98
         of_thing = [span for span in of_thing if not any(a <= span[0] < b for a, b in whole)] + whole

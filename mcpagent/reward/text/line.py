@@ -16,7 +16,7 @@ from typing import Any
 from mcpagent.core.answer_line import written_answer
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.values import as_number, is_json_array, is_json_object
+from mcpagent.core.values import as_number, is_json_array, is_json_object, numbers_equal
 from mcpagent.reward.text.amounts import amounts, as_durations, is_conversion, is_rounded, units_of
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import (
@@ -71,6 +71,7 @@ _SCORE = re.compile(r"^([^\d\n]+?) (\d+) ?[-:] ?(\d+) ([^\d\n]+)$")  # Port Vale
 _ASKS_WHY = re.compile(r"\b(?:why|cause[sd]?|reason)\b", re.IGNORECASE)
 _ASKS_BOUND = re.compile(r"\b(after|before|within|by|until) (?:how|what|which|when)\b", re.IGNORECASE)
 _ASKS_WHO = re.compile(r"(?:who|which [a-z]+|what) ([a-z]+s\b.*?)\W*$", re.IGNORECASE)
+_IF_LIKED = re.compile(r"\A,? if you(?:'d| would)? (?:rather|prefer|like|want)[^.;,\n]*")
 _ASKS_ONE = re.compile(r"\b(?:one|each|single|apiece|per unit)\b", re.IGNORECASE)
 _ASKS_FROM = re.compile(
     r"\b(?:from|start|begin|leave|depart|origin|was|were|before|previous)\w*\b", re.IGNORECASE
@@ -160,10 +161,11 @@ def _without_conversions(text: str) -> str:
     1.6 GB", "594.34 (about 594)"."""
     for first, second in reversed([*pairwise(amounts(text))]):
         rounded = replace(first, decimals=min(first.decimals, second.decimals))
-        if (_OR.fullmatch(text[first.end : second.start]) and is_conversion(second, rounded)) or (
-            _ABOUT.fullmatch(text[first.end : second.start]) and is_rounded(second, first)
-        ):
-            text = text[: first.end] + text[second.end :].removeprefix(")")
+        is_same = first.rate == second.rate is not None and numbers_equal(first.number, second.number)
+        if (
+            _OR.fullmatch(text[first.end : second.start]) and (is_same or is_conversion(second, rounded))
+        ) or (_ABOUT.fullmatch(text[first.end : second.start]) and is_rounded(second, first)):
+            text = text[: first.end] + _IF_LIKED.sub("", text[second.end :].removeprefix(")"))
     return text
 
 

@@ -96,7 +96,8 @@ def _moment(written: str) -> tuple[frozenset[str], tuple[datetime, ...]] | None:
     written = re.sub(r"(?<![\d.])(\d{1,2})\.(\d\d)$", r"\1:\2", written)
     written = _ZONE_SIGN.sub(lambda m: f"{m[1]}{int(m[2]):02}:{m[3] or '00'}", written)
     written = _UNREAD.sub(" ", written)
-    dayfirst = [False, True] if re.search(r"\d/\d{1,2}/\d", written) else ["." in written]
+    is_german = re.search(r"\d\.\s?\d", written) is not None and not re.search(r"\d{4}-\d", written)
+    dayfirst = [False, True] if re.search(r"\d/\d{1,2}/\d", written) else [is_german]
     readings: list[datetime] = []
     said: set[str] = set()
     for order in dayfirst:

@@ -18,6 +18,7 @@ from mcpagent.reward.text.moments import Span, moment_spans, range_spans, whole_
 from mcpagent.reward.text.names import name_spans
 
 _ACCOUNT = re.compile(r"[A-Z]{2}\d\d(?:\s?[\dA-Z]{2,4}){3,}")  # an IBAN, in groups or not
+_KEY = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])\S{4,}")
 _SIZE = re.compile(r"(?<=\d)([KMGT])$")  # 378G, as df and kubectl say
 
 
@@ -39,7 +40,7 @@ def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = AN
     if (moment := whole_moment(written)) is not None:
         spans = moment_spans(text, moment, precision=None)
     else:
-        spans = name_spans(written, text)
+        spans = [span for span in name_spans(written, text) if not _is_other_key(text[slice(*span)], written)]
     if not spans and (short := re.fullmatch(r"0?0:(\d\d:\d\d)", written)):
         spans = [m.span() for m in re.finditer(rf"(?<![\d:])0?{short[1].lstrip('0')}(?![\d:])", text)]
     if spans and _SIZE.search(written):
@@ -55,6 +56,14 @@ def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = AN
     if not spans and len(digits := _digits_of(written)) > 6 and re.fullmatch(r"[\d\s()+./-]+", written):
         spans = [m.span() for m in re.finditer(r"\(?\+?\d[\d\s()./-]*\d", text) if _digits_of(m[0]) == digits]
     return spans
+
+
+def _is_other_key(said: str, written: str) -> bool:
+    """Whether a key differs by the case of its letters, where both cases stand with digits: aB3x, aB3X."""
+    if said.casefold() != written.casefold():
+        return False
+    pairs = zip(said.split(), written.split(), strict=True)
+    return any(a != b and all(map(_KEY.fullmatch, (a, b))) for a, b in pairs)
 
 
 def _quantity(written: str) -> Amount | None:
