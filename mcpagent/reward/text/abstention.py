@@ -173,8 +173,8 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
 
 def _words(text: str) -> set[str]:
     """Return the words of what was shown; a short month is its long name too."""
-    found = {_singular(word) for word in tokens(text)}
-    return found | {long.casefold() for short, long in _MONTHS if short.casefold() in found}
+    shown = {_singular(word) for word in tokens(text)}
+    return shown | {long.casefold() for short, long in _MONTHS if short.casefold() in shown}
 
 
 def _without_advice(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,28 +31,34 @@ def exchanges(value: Any, answer: str, context: AnswerContext) -> bool:
     clauses = [clause for clause in _CLAUSE_END.split(canonical(answer)) if clause.strip()]
     asked = _marks(format_value(value))
     for record in (record for result in context.results for record in _records(result.content)):
-        own = [name for name, text in record if asked & _marks(text)]
-        for name, text in record if len(own) == 1 and len(clauses) > 1 else ():
-            this, that = stems(own[0]) - stems(name), stems(name) - stems(own[0])
-            other = _marks(text)
-            told = {
-                (
-                    *(_says(clause, marks) for marks in (asked, other)),
-                    *(bool(stems(clause) & n) for n in (this, that)),
-                )
-                for clause in clauses
-            }
-            if {(True, False, False, True), (False, True, True, False)} <= told:
-                return True
+        names = [name for name, text in record if asked & _marks(text)]
+        if len(names) == 1 and any(
+            _says_by(name, clauses, asked, _marks(text), names[0])
+            and _says_by(names[0], clauses, _marks(text), asked, name)
+            for name, text in record
+        ):
+            return True
     return False
+
+
+def _says_by(name: str, clauses: Sequence[str], marks: _Marks, others: _Marks, other_name: str) -> bool:
+    """Whether a clause says a value by a name, and neither the other value nor the other name."""
+    these, those = stems(name) - stems(other_name), stems(other_name) - stems(name)
+    return any(
+        _says(clause, marks)
+        and not _says(clause, others)
+        and not these.isdisjoint(stems(clause))
+        and those.isdisjoint(stems(clause))
+        for clause in clauses
+    )
 
 
 @lru_cache(maxsize=256)
 def _records(content: str) -> tuple[_Record, ...]:
     """Return the records of a result, or the one that lines with a name each are."""
-    found = tuple(_objects(nested_value(content)))
-    if found:
-        return found
+    objects = tuple(_objects(nested_value(content)))
+    if objects:
+        return objects
     lines = [(match[1], match[2]) for line in content.splitlines() if (match := _LABELLED.match(line))]
     return (tuple(lines),) if len({name for name, _ in lines}) == len(lines) > 1 else ()
 
