@@ -73,6 +73,7 @@ class StartedServer:
         self.gate = Gate(limits.max_in_flight, calls_per_minute=limits.calls_per_minute)
         self.breaker = CircuitBreaker()
         self._on_note = on_note
+        self._was_late = False  # and a note has said so
         self._pinned = ""  # the hash of the first tool list, against which later ones are held
 
     async def start(self) -> Sequence[ToolSpec]:
@@ -154,6 +155,16 @@ class StartedServer:
         """Return True if a second effect of a call does no harm."""
         hints: ToolAnnotations = spec.annotations
         return hints.read_only or hints.idempotent or spec.name in self.limits.safe_to_retry
+
+    def timed_out(self) -> None:
+        """Say, once, that a call had no answer in time, and how many the server had."""
+        if not self._was_late:
+            self._was_late = True
+            self._on_note(
+                f"server {self.name!r} did not answer a call within {self.timeout_s:g} s; it had "
+                f"{self.gate.in_flight} at once. If it takes one after the other, lower "
+                f"tools.per_server.{self.name}.max_in_flight, else raise its timeout_s"
+            )
 
     def metrics(self) -> ServerMetrics:
         """Return what its calls came to so far."""

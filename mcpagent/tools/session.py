@@ -275,6 +275,7 @@ async def _send(
             supervisor.keep(task).cancel()  # not awaited: the SDK tells the server, which may take 5 s
             supervisor.doubt(live, server.timeout_s)
     if not in_time:
+        server.timed_out()
         raise CallFailed(FailureKind.TIMEOUT, f"no answer within {server.timeout_s:g} s")
     if task.cancelled():
         live.leave.set()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 from itertools import pairwise
 
 import pytest
@@ -11,7 +13,8 @@ from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
 from mcpagent.tools.limits import Gate, limits_of
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import InProcessServer
+from mcpagent.tools.servers_config import InProcessServer, StdioServer
+from tests.tools.servers import serial
 from tests.tools.support import call, memory_echo
 
 
@@ -52,6 +55,21 @@ async def test_calls_are_spaced_evenly_so_that_no_minute_holds_more_than_allowed
 
     await asyncio.gather(*(go() for _ in range(6)))
     assert all(later - earlier >= 0.049 for earlier, later in pairwise(passed))
+
+
+async def test_a_server_that_is_late_is_named_once_with_what_to_lower() -> None:
+    """60 calls that it takes one after the other are 3 s; three at once are in time."""
+    notes: list[str] = []
+    server = StdioServer(name="serial", command=sys.executable, args=(serial.__file__,))
+    for most, late in ((60, True), (3, False)):
+        config = ToolsConfig(timeout_s=1.0, per_server={"serial": ServerSection(max_in_flight=most)})
+        async with ToolPool([server], config, on_note=notes.append) as pool, pool.session() as session:
+            calls = (call(session, "work", server="serial") for _ in range(60))
+            failures = [result.failure for result in await asyncio.gather(*calls)]
+        assert (FailureKind.TIMEOUT in failures) is late
+    (note,) = notes
+    assert re.search(r"'serial' did not answer a call within 1 s; it had [3-6]\d at once", note)
+    assert "tools.per_server.serial.max_in_flight" in note
 
 
 async def test_a_caller_that_gives_up_while_it_waits_for_its_pace_keeps_no_slot() -> None:
