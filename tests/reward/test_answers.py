@@ -53,6 +53,9 @@ tests of the last ones say how much is left:
     fortyseventh       4     0.4  16    0.4    the same; "enabled", zones behind am, sentences told otherwise
     fortyeighth        2.5   0    10    3      after these two; "forbidden", "not before", keys
     fortyninth         5     2    15      8    after the fortyeighth; refusals that tell, exchanged values
+    fiftieth           0.4   0.4   2      1    after the fortyninth; another value among those of a set
+    fiftyfirst         2     0.4   7      0    after the fiftieth; days before prices, words of options
+    fiftysecond        1     0.4   6      0    the same
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -164,6 +167,9 @@ KNOWN = {
     "fortyseventh": ((2, 0), (25, 0)),
     "fortyeighth": ((5, 0), (17, 5)),
     "fortyninth": ((5, 1), (29, 11)),
+    "fiftieth": ((1, 0), (5, 0)),
+    "fiftyfirst": ((4, 1), (16, 0)),
+    "fiftysecond": ((1, 0), (14, 0)),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -1265,6 +1266,34 @@ def test_roundings_differences_and_other_lines_are_no_rivals_in_a_free_text(
             "38.46 kg, or 38,460 g if you'd rather have grams.",
             "38.46 kg, or 39,460 g if you'd rather have grams.",
         ),
+        (  # 26 is no day of June
+            {"type": "pairs", "value": {"2026-06-01": 26.88, "2026-06-02": 26.52}},
+            "What were the prices on 1 and 2 June 2026?",
+            "2026-06-01 26.88\n2026-06-02 26.52",
+            "1 June: 26.88, 2 June: 26.52",
+            "1 June: 26.52, 2 June: 26.88",
+        ),
+        (  # the question speaks of a merge method, no option does
+            {"type": "choice", "value": "squash", "options": ["merge commit", "squash", "rebase"]},
+            "Which merge method is the default: merge commit, squash or rebase?",
+            "default: squash",
+            "The default merge method is squash.",
+            "The default merge method is a merge commit.",
+        ),
+        (
+            {"type": "number", "value": 38.5, "unit": "cm"},
+            "How tall is it?",
+            "Height: 38.5 cm",
+            "38.5 cm",
+            "38.5 in",
+        ),
+        (
+            {"type": "number", "value": 4, "unit": "bar"},
+            "What pressure is recommended?",
+            "recommended: 4.0 bar",
+            "4 bar",
+            "4 psi",
+        ),
         (
             {"type": "number", "value": 0.94, "unit": "arcsec"},
             "What was the seeing?",
@@ -1307,3 +1336,21 @@ def test_what_was_shown_may_be_said_around_a_refusal() -> None:
     check = {"type": "abstention", "value": "cannot"}
     said = "Why did the pay drop in March?"
     assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+@pytest.mark.parametrize("other", ["dune", "3.9-slim"])
+def test_another_value_that_is_shown_is_none_of_a_set_wherever_it_stands(other: str, on_line: bool) -> None:
+    shown = json.dumps({"tags": [{"name": name} for name in ("amber", "birch", "cedar")], "deleted": [other]})
+    right = "The tags are amber, birch and cedar."
+    wrong = [
+        f"The tags are {told}."
+        for told in (
+            f"{other}, amber, birch and cedar",
+            f"amber, {other}, birch and cedar",
+            f"amber, birch, cedar and {other}",
+        )
+    ]
+    check = {"type": "set", "value": ["amber", "birch", "cedar"]}
+    held = those_that_hold(check, [right, *wrong], said="Which tags are there?", shown=shown, on_line=on_line)
+    assert held == [right]

@@ -174,7 +174,12 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
 def _words(text: str) -> set[str]:
     """Return the words of what was shown; a short month is its long name too."""
     shown = {_singular(word) for word in tokens(text)}
-    return shown | {long.casefold() for short, long in _MONTHS if short.casefold() in shown}
+    dated = {moment.readings[0].month for moment in moments(canonical(text)) if "month" in moment.said}
+    return shown | {
+        long.casefold()
+        for i, (short, long) in enumerate(_MONTHS, 1)
+        if i in dated or short.casefold() in shown
+    }
 
 
 def _without_advice(text: str) -> str:

@@ -93,7 +93,7 @@ MONTHS = [tuple(names.split()) for names in WORDS["months"]]
 MONTH = rf"(?:{'|'.join(name for names in MONTHS for name in names)})\b\.?"
 DAY = r"\d{1,2}(?:st|nd|rd|th|er)?"
 _DAYS_OF_MONTH = re.compile(
-    rf"(?<![,&\d] )(?<!and )(?<!or )\b({DAY}(?:(?:,| and| or| &|, and) {DAY})+ (?:of )?)({MONTH})",
+    rf"(?<![,&\d] )(?<!and )(?<!or )(?<![.:])\b({DAY}(?:(?:,| and| or| &|, and) {DAY})+ (?:of )?)({MONTH})",
     re.IGNORECASE,
 )
 _MONTH_BEFORE = re.compile(rf"{MONTH}:? $", re.IGNORECASE)

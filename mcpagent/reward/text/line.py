@@ -43,7 +43,7 @@ from mcpagent.reward.text.reading import spans_of
 from mcpagent.reward.text.rivals import is_denied_apart, stands
 from mcpagent.reward.text.shown import shown_leaves
 from mcpagent.reward.text.spans import units_for, value_spans
-from mcpagent.reward.text.vocabulary import BLANK, NEGATED, SAFE, stem, stems
+from mcpagent.reward.text.vocabulary import BLANK, FUNCTION_WORDS, NEGATED, SAFE, stem, stems
 from mcpagent.reward.text.words import WORDS, pattern
 from mcpagent.reward.text.yes_no import polarity
 
@@ -92,6 +92,9 @@ _NONE_WORDS = re.compile(
     r"\b(?:no|none|nothing|nobody|empty|0|keine?n?|aucune?)\b|(?:n't|\bnot)\b.{0,30}\bany", re.IGNORECASE
 )
 _ITEM = re.compile(r"(?<=\s)(?:[A-Z]\w+|\d+)\b")
+_INCHES = re.compile(r"(?<=\d) in(?=\W*$)")
+_PREDICATE = re.compile(r":|\b(?:are|is|were|was)\b")
+_LAST_ITEM = re.compile(rf"{BLANK}+(?:,? (?:and|&) ((?:[^,.;{BLANK}\n]|\.(?=\d))+))?[^{BLANK}]*$")
 _SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
 _UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
 CHANGED_FROM = re.compile(r"\bfrom [^,;.\n]{1,60} (?=to\b)", re.IGNORECASE)
@@ -135,6 +138,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
             text = _OF_ALL.sub("", text)
             text = _SCORE.sub(r"\1 \2, \4 \3", text) if len(pairs) == 2 else text
     if check.type == "number":
+        text = _INCHES.sub(" inches", text)
         text = _OUT_OF.sub("", _OF_TOTAL.sub(r"\1", _SUM.sub("", _SYMBOL.sub("", text))))
         if units_of(canonical(check.unit or "")) & _TEMPERATURES:
             text = _DEGREES.sub(lambda m: " celsius" if m[1] == "C" else " fahrenheit", text)
@@ -207,6 +211,7 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             if not _ASKS_WHY.search(context.said):  # "is behind B" is a reason, if "behind" is no answer
                 text = _REASON.sub(lambda m: m[0] if option_spans(check, value, m[0]) else " ", text)
             text = CHANGED_FROM.sub(" ", text)
+            text = _without_asked_phrases(text, check.options, context.said)
             asked = stems(context.said) - stems(" ".join(map(str, check.options)))
             text = _OWNED.sub(lambda m: " " if stem(m[1].casefold()) in asked else m[0], text)
             if _ASKS_FIRST.search(context.said):
@@ -253,6 +258,7 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             if (
                 _siblings(others, items)
                 or _shown_beside(others, items, context)
+                or _shown_among(others, items, context)
                 or (is_days and any(map(is_weekday, words(others))))
             ):
                 return False
@@ -267,6 +273,19 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 return False  # fields with their values, or a plea
             kind = "code" if check.type == "name" and str(value).isdigit() else ""
             return bool(spans) and stands(text, spans, [value], context, kind=kind)
+
+
+def _without_asked_phrases(text: str, options: Sequence[Any], said: str) -> str:
+    """A text without two words of the question of which one is a part of an option, but both together of
+    none: "the merge method" says nothing of "merge commit"."""
+    names = [str(option).casefold() for option in options]
+    parts = {part for name in names if " " in name for part in words(name)} - {*names}
+    for first, second in pairwise(re.findall(r"[\w-]+", said.casefold())):
+        phrase, pair = f"{first} {second}", {first, second}
+        is_asked = phrase in said.casefold() and not any(phrase in name for name in names)
+        if is_asked and pair & parts and not pair & {*FUNCTION_WORDS, *names}:
+            text = re.sub(rf"\b{re.escape(phrase)}\b", " ", text, flags=re.IGNORECASE)
+    return text
 
 
 def _as_asked(text: str, check: AnswerCheck, context: AnswerContext) -> str:
@@ -355,6 +374,20 @@ def _shown_beside(rest: str, items: Sequence[Any], context: AnswerContext) -> bo
     names -= {"", *(_own_name(format_value(item)) for item in items)}
     parts = [f"{part.strip(' .').casefold()} " for part in _SEPARATOR.split(rest)]
     return any(part.startswith(f"{name} ") for part in parts for name in names)
+
+
+def _shown_among(rest: str, items: Sequence[Any], context: AnswerContext) -> bool:
+    """Whether a shown value that is none of the items is told before one of them, or joined to the last, in a
+    line that tells several."""
+    leaves = {leaf.casefold() for leaf in shown_leaves(context)} - {format_value(i).casefold() for i in items}
+    for line in rest.splitlines():
+        last = _LAST_ITEM.search(line)
+        if last is not None and BLANK in (before := line[: last.start()]) and "|" not in line:
+            told = [part for part in _SEPARATOR.split(before)[:-1] if BLANK not in part]
+            told = [_PREDICATE.split(part)[-1] for part in told] + [last[1] or ""]
+            if leaves & {part.strip(" .*`\"'").casefold() for part in told} - {""}:
+                return True
+    return False
 
 
 def _siblings(rest: str, items: Sequence[Any]) -> list[str]:
