@@ -168,8 +168,8 @@ KNOWN = {
     "fortyeighth": ((5, 0), (17, 5)),
     "fortyninth": ((5, 1), (29, 11)),
     "fiftieth": ((1, 0), (5, 0)),
-    "fiftyfirst": ((4, 1), (16, 0)),
-    "fiftysecond": ((1, 0), (14, 0)),
+    "fiftyfirst": ((4, 1), (13, 0)),
+    "fiftysecond": ((1, 0), (13, 0)),
 }
 
 

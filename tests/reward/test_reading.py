@@ -1266,6 +1266,20 @@ def test_roundings_differences_and_other_lines_are_no_rivals_in_a_free_text(
             "38.46 kg, or 38,460 g if you'd rather have grams.",
             "38.46 kg, or 39,460 g if you'd rather have grams.",
         ),
+        (  # no year is said, and both have a time zone
+            {"type": "date", "value": "2026-06-04T22:10:00Z"},
+            "When did the gap begin?",
+            "gap start: 2026-06-04 22:10 UTC",
+            "It began on 4 June at 22:10 UTC.",
+            "It began on 4 June at 21:10 UTC.",
+        ),
+        (  # thousands are apart in the result and in the answer
+            {"type": "pairs", "value": {"Kesti": 1318, "Vrana": 876, "Oldmere": 2045}},
+            "How many people live in Kesti, Vrana and Oldmere?",
+            "| Village | People |\n|---|---|\n| Kesti | 1,318 |\n| Vrana | 876 |\n| Oldmere | 2,045 |",
+            "Kesti 1,318, Vrana 876 and Oldmere 2,045",
+            "Kesti 1,318, Vrana 2,045 and Oldmere 876",
+        ),
         (  # 26 is no day of June
             {"type": "pairs", "value": {"2026-06-01": 26.88, "2026-06-02": 26.52}},
             "What were the prices on 1 and 2 June 2026?",

@@ -99,6 +99,7 @@ def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerConte
 
 def is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
     """Return whether a text that says the facts is no dump of what was seen."""
+    facts = [_as_written(fact, answer) for fact in facts] if len(facts) > 1 else facts
     is_typed = check.type not in ("must_include", "regex")  # of which the whole answer has been read
     if not is_dump(answer, facts, context, is_typed=is_typed):
         return True
@@ -110,6 +111,12 @@ def is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: An
             answer = answer.replace(part, "")
     answer = _without_aside(CHANGED_FROM.sub(" ", answer))
     return not is_dump(answer, facts, context, is_typed=is_typed)
+
+
+def _as_written(fact: str, answer: str) -> str:
+    """Return a number with its thousands apart, if the answer writes it so."""
+    grouped = f"{int(fact):,}" if re.fullmatch(r"-?\d{4,15}", fact) else fact
+    return grouped if grouped in answer else fact
 
 
 def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:

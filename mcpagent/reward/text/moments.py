@@ -140,6 +140,7 @@ def agree(moment: Moment, target: Moment) -> bool:
     told, meant = moment.readings[0], target.readings[0]
     shared = moment.said & target.said - {"zone"}
     if "hour" in shared and "zone" in moment.said & target.said:
+        told = told if "year" in shared else _in_year_of(meant, told)
         if "day" not in shared:
             told = told.replace(year=meant.year, month=meant.month, day=meant.day)
             return ((told - meant).total_seconds() + 60) % 86400 <= 120
@@ -187,11 +188,17 @@ def range_spans(value: str, text: str) -> list[Span] | None:
 
 def _same_moment(left: datetime, right: datetime, given: Moment, value: Moment, shared: list[str]) -> bool:
     if "zone" in given.said & value.said and {"hour", "day"} <= given.said & value.said:
-        apart = abs(left - right)
+        apart = abs((left if "year" in given.said & value.said else _in_year_of(right, left)) - right)
         return apart < timedelta(minutes=1) if "second" not in given.said else apart < timedelta(seconds=1)
     if shared == ["hour", "minute"] and len(given.said) == 1:
         return left.hour == right.hour
     return all(getattr(left, name) == getattr(right, name) for name in shared)
+
+
+def _in_year_of(other: datetime, moment: datetime) -> datetime:
+    """Return a moment that was said without a year, in the year of another one."""
+    is_leap_day = (moment.month, moment.day) == (2, 29) != (other.month, other.day)
+    return moment if is_leap_day else moment.replace(year=other.year)
 
 
 def whole_moment(written: str) -> Moment | None:
