@@ -78,14 +78,20 @@ def _objects(value: Any) -> Iterator[_Record]:
 
 @lru_cache(maxsize=4096)
 def _marks(text: str) -> _Marks:
-    numbers = frozenset(map(abs, numbers_in(text)))
-    return numbers or frozenset(
+    return _numbers(text) or frozenset(
         part.strip() for part in _ITEM_END.split(canonical(text).casefold()) if len(part.strip()) > 1
     )
 
 
+@lru_cache(maxsize=1024)
+def _numbers(text: str) -> _Marks:
+    return frozenset(map(abs, numbers_in(text)))
+
+
 def _says(clause: str, marks: _Marks) -> bool:
-    texts = [mark for mark in marks if isinstance(mark, str)]
-    if not texts:
-        return not marks.isdisjoint(map(abs, numbers_in(clause)))
-    return any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", clause.casefold()) for text in texts)
+    said = clause.casefold()
+    return not marks.isdisjoint(_numbers(clause)) or any(
+        mark in said and re.search(rf"(?<!\w){re.escape(mark)}(?!\w)", said)
+        for mark in marks
+        if isinstance(mark, str)
+    )

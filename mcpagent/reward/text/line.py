@@ -94,7 +94,7 @@ _NONE_WORDS = re.compile(
 _ITEM = re.compile(r"(?<=\s)(?:[A-Z]\w+|\d+)\b")
 _INCHES = re.compile(r"(?<=\d) in(?=\W*$)")
 _PREDICATE = re.compile(r":|\b(?:are|is|were|was)\b")
-_LAST_ITEM = re.compile(rf"{BLANK}+(?:,? (?:and|&) ((?:[^,.;{BLANK}\n]|\.(?=\d))+))?[^{BLANK}]*$")
+_JOINED_LAST = re.compile(r",? (?:and|&) ((?:[^,.;\n]|\.(?=\d))+)")
 _SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
 _UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
 CHANGED_FROM = re.compile(r"\bfrom [^,;.\n]{1,60} (?=to\b)", re.IGNORECASE)
@@ -381,10 +381,12 @@ def _shown_among(rest: str, items: Sequence[Any], context: AnswerContext) -> boo
     line that tells several."""
     leaves = {leaf.casefold() for leaf in shown_leaves(context)} - {format_value(i).casefold() for i in items}
     for line in rest.splitlines():
-        last = _LAST_ITEM.search(line)
-        if last is not None and BLANK in (before := line[: last.start()]) and "|" not in line:
+        behind = line[line.rfind(BLANK) + 1 :]
+        before = line[: len(line) - len(behind)].rstrip(BLANK)  # the last item
+        if BLANK in before and "|" not in line:
             told = [part for part in _SEPARATOR.split(before)[:-1] if BLANK not in part]
-            told = [_PREDICATE.split(part)[-1] for part in told] + [last[1] or ""]
+            told = [_PREDICATE.split(part)[-1] for part in told]
+            told += [joined[1]] if (joined := _JOINED_LAST.match(behind)) else []
             if leaves & {part.strip(" .*`\"'").casefold() for part in told} - {""}:
                 return True
     return False
