@@ -274,7 +274,7 @@ def _start(settings: VllmSettings) -> Any:
         raise RunError(
             f"the vLLM engine did not start: {str(error).strip() or type(error).__name__}",
             where="rollout.backend",
-            remedy="--debug shows where it failed; `--backend hf` samples without vllm",
+            remedy="if other processes use the GPU, start it alone; `--backend hf` samples without vllm",
         ) from error
 
 
