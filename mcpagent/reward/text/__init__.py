@@ -7,6 +7,7 @@ From the bottom up, each on those before it:
   their units, dates and times, names; `reading`: where a text says one of these.
 - `vocabulary`, `shown`, `fields`, `rates`: words that tell nothing, and what the results of the episode say.
 - `naming`, `spans`, `items`, `yes_no`: where a text says the value of an answer of each type.
-- `grammar`: what may stand around a value; `rivals`: what speaks against it.
+- `grammar`: what may stand around a value; `rivals`: what speaks against it; `exchange`: values of a record
+  under each other's names.
 - `line`: the answer line; `free`: a text without one; `abstention`: "I cannot know that".
 """

@@ -12,7 +12,6 @@ value of `without`, or the claim that something was done.
 
 from __future__ import annotations
 
-import calendar
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import numbers_in
 from mcpagent.reward.text.amounts import amounts, with_first_day
-from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.canonical import MONTHS, canonical
 from mcpagent.reward.text.grammar import blanked
 from mcpagent.reward.text.moments import agree, moments
 from mcpagent.reward.text.phrasing import (
@@ -73,7 +72,6 @@ _SEVERAL = re.compile(
     r"(?:several|many|multiple|more than one|two|three|four|five|six|seven|eight|nine|ten|\d+)\b"
 )
 _FEW = 3
-_MONTHS = [*zip(calendar.month_abbr, calendar.month_name, strict=True)][1:]
 _LARGE = 10_000
 _SMALL = 10  # "I have two tools" tells nothing
 
@@ -172,14 +170,11 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
 
 
 def _words(text: str) -> set[str]:
-    """Return the words of what was shown; a short month is its long name too."""
+    """Return the words of what was shown, with every name of a month that is named or dated there."""
     shown = {_singular(word) for word in tokens(text)}
     dated = {moment.readings[0].month for moment in moments(canonical(text)) if "month" in moment.said}
-    return shown | {
-        long.casefold()
-        for i, (short, long) in enumerate(_MONTHS, 1)
-        if i in dated or short.casefold() in shown
-    }
+    months = (names for number, names in enumerate(MONTHS, 1) if number in dated or shown & {*names})
+    return shown.union(*months)
 
 
 def _without_advice(text: str) -> str:
