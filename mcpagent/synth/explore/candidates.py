@@ -109,12 +109,18 @@ class Slot:
             if len(listed) < _MANY:
                 listed.setdefault(repr(value), value)
 
+    def likeliest(self, rank: int) -> list[tuple[Candidates, Any]]:
+        """Return the values of the lists that were accepted; if none was, of the lowest rank that has any."""
+        taken = [(each, v) for each in self.lists.values() if each.accepted for v in each.values.values()]
+        return taken or next(filter(None, map(self.values, range(rank + 1))), [])
+
     def values(self, rank: int) -> list[tuple[Candidates, Any]]:
         """Return what is to be tried now, each with its list: in turn one of each list, the likelier lists
-        first. If some were accepted, none that are less likely."""
+        first. If some were accepted, none that are less likely or of a list that was only refused."""
         lists = [each for each in self.lists.values() if each.rank <= rank and each.is_open]
-        likeliest = min((each.rank for each in lists if each.accepted > 1), default=rank)
-        lists = sorted((each for each in lists if each.rank <= likeliest), key=lambda each: each.rank)
+        if taken := [each.rank for each in lists if each.accepted > 1]:
+            lists = [e for e in lists if e.rank <= min(taken) and (e.accepted or not e.refused)]
+        lists.sort(key=lambda each: each.rank)
         turns = itertools.zip_longest(*([(each, v) for v in each.values.values()] for each in lists))
         return [pair for turn in turns for pair in turn if pair is not None]
 

@@ -103,10 +103,16 @@ class _Tool:
                 yield attempt
 
     def _combined(self, rank: int) -> Iterator[_Attempt]:
-        """Yield calls with a value for each slot that needs one: first of values that came side by side,
-        which are of one thing. No text is given twice: from a place to itself it is no way."""
+        """Yield calls with a value for each slot that needs one: the likeliest of each, then all of them
+        with each other, or the right values of two parameters would seldom meet."""
         slots = self.shape.required
-        columns = [slot.values(rank) for slot in slots]
+        yield from self._filled([slot.likeliest(rank) for slot in slots])
+        yield from self._filled([slot.values(rank) for slot in slots])
+
+    def _filled(self, columns: Sequence[Sequence[tuple[Candidates, Any]]]) -> Iterator[_Attempt]:
+        """Yield calls with a value of each column: first of values that came side by side, which are of one
+        thing. No text is given twice: from a place to itself it is no way."""
+        slots = self.shape.required
         longest = max(map(len, columns), default=1) if all(columns) else 0
         places: Iterable[list[int]] = ([n] * len(slots) for n in self.rng.sample(range(longest), longest))
         if len(slots) > 1:
@@ -314,10 +320,14 @@ def _refuse(tool: _Tool, attempt: _Attempt, refusal: str, result: ToolResult) ->
     tool.errors.append(refusal)
     unsure = [part for part in attempt.given if not part[1].accepted] or attempt.given
     blamed = [part for part in unsure if part[0].name in refusal or str(part[2]) in refusal] or unsure
-    for slot, place, value in blamed:
+    repeated = (
+        tool.spec.name,
+        *(text for slot, _, value in attempt.given for text in (slot.name, str(value))),
+    )
+    for slot, place, _ in blamed:
         place.refused += 1
         if slot.type == "string" and "enum" not in slot.lists and result.is_error:
-            repeated = (str(value), slot.name, tool.spec.name)  # whole, or the beginning
+            # What it was given is repeated whole, or its beginning.
             named = [v for v in listed_values(refusal) if not any(text.startswith(v) for text in repeated)]
             slot.add("named in a refusal", LIKELY, named)
 

@@ -397,6 +397,33 @@ def test_files_in_the_folder_that_a_server_was_started_with_are_asked_for(tmp_pa
     assert asked == below | {(f"{tmp_path}/{name}",) for (name,) in below}
 
 
+def test_a_value_that_nothing_speaks_for_meets_the_likeliest_of_the_other_parameter(tmp_path: Path) -> None:
+    for number in range(25):
+        (tmp_path / f"note {number}.md").write_text("a note")
+    rows = [(f"{n * 7919:07x}", f"2024-03-{n:02}T09:{n + 9}:00", f"Mend net {n}") for n in range(1, 23)]
+
+    def history(archive_path: str) -> list[dict[str, str]]:
+        """What was written."""
+        if archive_path != str(tmp_path):
+            raise ToolError(f"{archive_path!r} is no archive")
+        return [{"key": key, "written": written, "title": title} for key, written, title in rows]
+
+    def version(archive_path: str, revision: str) -> dict[str, str]:
+        """Show one version."""
+        history(archive_path)
+        if revision not in {key for key, _, _ in rows}:
+            raise ToolError(f"Reference '{revision.partition(':')[0]}' did not resolve")
+        return {"lines": f"{int(revision, 16) % 97} lines"}
+
+    world = World("archive", history, version)
+    graph = world.learned(places={"archive": [str(tmp_path)]})
+    shown = {fact.arguments["revision"] for fact in graph.facts if fact.spec.name == "version"}
+    assert shown == {key for key, _, _ in rows}
+    tried = [arguments for name, arguments in world.asked if name == "version"]
+    assert world.refused["version"] <= 15
+    assert not [each for each in tried if each["archive_path"].startswith("2024")]  # of a refusal
+
+
 def test_nothing_is_asked_that_is_of_today() -> None:
     def arrival(ship: Literal["Aurora", "Juno"]) -> dict[str, str]:
         """When a ship came in."""
