@@ -56,6 +56,8 @@ tests of the last ones say how much is left:
     fiftieth           0.4   0.4   2      1    after the fortyninth; another value among those of a set
     fiftyfirst         2     0.4   7      0    after the fiftieth; days before prices, words of options
     fiftysecond        1     0.4   6      0    the same
+    fiftythird         2     0.4  10      0.8  after the fiftysecond; remarks about another option
+    fiftyfourth        2     0     7      1    the same; shares of a whole, kilobytes of 1024 bytes
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -125,7 +127,7 @@ KNOWN = {
     "fifth": ((2, 1), (4, 1)),
     "sixth": ((0, 0), (2, 0)),
     "seventh": ((0, 0), (1, 0)),
-    "eighth": ((8, 0), (14, 0)),
+    "eighth": ((8, 0), (13, 0)),
     "ninth": ((6, 0), (8, 0)),
     "tenth": ((1, 0), (4, 1)),
     "eleventh": ((8, 1), (11, 3)),
@@ -138,38 +140,40 @@ KNOWN = {
     "eighteenth": ((1, 1), (4, 1)),
     "nineteenth": ((2, 0), (4, 1)),
     "twentieth": ((0, 0), (1, 1)),
-    "twentyfirst": ((2, 1), (6, 2)),
+    "twentyfirst": ((1, 1), (6, 2)),
     "twentysecond": ((0, 1), (6, 2)),
-    "twentythird": ((2, 1), (7, 3)),
+    "twentythird": ((2, 1), (5, 3)),
     "twentyfourth": ((0, 0), (2, 0)),
     "twentyfifth": ((1, 0), (3, 0)),
     "twentysixth": ((2, 0), (2, 0)),
-    "twentyseventh": ((0, 0), (7, 0)),
+    "twentyseventh": ((0, 0), (6, 0)),
     "twentyeighth": ((2, 0), (6, 2)),
     "twentyninth": ((1, 0), (7, 0)),
-    "thirtieth": ((1, 0), (10, 0)),
+    "thirtieth": ((1, 0), (6, 0)),
     "thirtyfirst": ((5, 0), (11, 1)),
     "thirtysecond": ((2, 0), (11, 0)),
     "thirtythird": ((0, 0), (2, 0)),
     "thirtyfourth": ((3, 0), (3, 1)),
     "thirtyfifth": ((1, 0), (1, 0)),
     "thirtysixth": ((1, 0), (5, 1)),
-    "thirtyseventh": ((3, 0), (17, 0)),
+    "thirtyseventh": ((3, 0), (15, 0)),
     "thirtyeighth": ((4, 0), (10, 0)),
-    "thirtyninth": ((2, 0), (19, 0)),
-    "fortieth": ((3, 0), (17, 2)),
+    "thirtyninth": ((2, 0), (18, 0)),
+    "fortieth": ((3, 0), (16, 2)),
     "fortyfirst": ((3, 0), (15, 0)),
     "fortysecond": ((2, 0), (6, 1)),
     "fortythird": ((6, 1), (14, 1)),
-    "fortyfourth": ((2, 0), (9, 0)),
+    "fortyfourth": ((2, 0), (7, 0)),
     "fortyfifth": ((3, 0), (8, 0)),
     "fortysixth": ((1, 0), (9, 0)),
-    "fortyseventh": ((2, 0), (25, 0)),
-    "fortyeighth": ((5, 0), (17, 5)),
-    "fortyninth": ((5, 1), (29, 11)),
+    "fortyseventh": ((1, 0), (22, 0)),
+    "fortyeighth": ((4, 0), (13, 5)),
+    "fortyninth": ((5, 1), (26, 11)),
     "fiftieth": ((1, 0), (5, 0)),
     "fiftyfirst": ((4, 1), (13, 0)),
-    "fiftysecond": ((1, 0), (13, 0)),
+    "fiftysecond": ((1, 0), (12, 0)),
+    "fiftythird": ((4, 0), (9, 1)),
+    "fiftyfourth": ((3, 0), (10, 2)),
 }
 
 

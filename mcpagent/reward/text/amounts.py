@@ -124,6 +124,8 @@ def _amount(text: str, number: float, start: int, end: int, begin: int) -> Amoun
             end = after.end(1)
         if unit in ("pound", "pounds"):
             also.append((number, "gbp"))
+    if unit == "nmi":
+        also.append((number, "nm"))  # as charts write it
     if unit in ("$", "dollar", "dollars"):
         also += [(number, "cad"), (number, "aud")]
     if unit in ("degree", "degrees"):
@@ -295,7 +297,15 @@ def is_conversion(amount: Amount, of: Amount) -> bool:
     if kind == "temperature":
         return abs(left - right) <= 1
     shown = max(0.5 * 10.0**-a.decimals * _measured(a.rate or "")[1] for a in (amount, of))
+    if kind == "data" and abs(_binary(amount) - _binary(of)) <= shown * 1.1:
+        return True
     return abs(left - right) <= shown * (1 + 1e-6)
+
+
+def _binary(amount: Amount) -> float:
+    """How many bytes an amount of data is if 1024 kB are 1 MB, as many tools count."""
+    factor = _measured(amount.unit or "")[1]
+    return amount.number * next((1024.0**n for n in range(1, 5) if factor == 1000.0**n), factor)
 
 
 def is_rounded(amount: Amount, of: Amount) -> bool:

@@ -54,11 +54,14 @@ _FIRST_ONE = re.compile(
     r"(?<=\d(?:st|nd|rd|th) )1\b|(?<![\w.-])1(?= of (?:the|its|their|his|her|my) )"
     r"|(?<=\b(?:last|next|only|same) )1(?=\W*$| (?:on|in|at|is|was|of)\b|[,;])"
 )
+_A_LONG_ONE = re.compile(r"\b((?:an?|the|another|every) (?:[a-z]+ )?)1(?=[.,;!?)](?!\d)|$)", re.MULTILINE)
 _LONG_UNIT = re.compile("|".join(f"({pattern})" for pattern in WORDS["long_units"].values()), re.IGNORECASE)
 _LONG_UNIT_STARTS = tuple(WORDS["long_unit_starts"])  # one of them is in what has a long unit: quick to see
 _HALVES = {"half": 0.5, "quarter": 0.25, "three quarter": 0.75, "3 quarter": 0.75}
 _AND_A_HALF = re.compile(
-    r"\b(an?|one|\d+)((?: [a-z]+)?) and (?:an? )?(half|(?:(?:three|3)[ -])?quarter)s?\b", re.IGNORECASE
+    r"\b(an?|one|\d+)((?: [a-z]+)?) and (?:an? )?(half|(?:(?:three|3)[ -])?quarter)s?\b"
+    r"(?!(?-i: [A-Z][a-z]{2}))",  # "96 and Half Moon Bay"
+    re.IGNORECASE,
 )
 _MONEY = [
     "pounds?",
@@ -129,6 +132,7 @@ def canonical(text: str) -> str:
         # "one" stays a word: it is mostly a pronoun.
         text = "\n".join(_digits(line, "en", threshold=1) for line in text.split("\n"))
         text = _DOZEN.sub(lambda m: str(12 * int(m[1] or 1)), text)
+        text = _A_LONG_ONE.sub(r"\1one", text)
         text = _DECIMAL_SCALED.sub(lambda m: f"{Decimal(m[1]) * int(m[2]):f}", _FIRST_ONE.sub("one", text))
     if "pound" in text.lower():  # "nine pounds and eighty pence"
         text = _LONG_UNIT.sub(_long_unit, text)
@@ -178,7 +182,7 @@ def _with_half(match: re.Match[str]) -> str:
 
 def _clock(match: re.Match[str]) -> str:
     minutes = {"half": 30, "quarter": 15}.get(match[1].lower()) or int(match[1])
-    hour = {"midnight": 24, "noon": 12}.get(match[3].lower()) or int(match[3])
+    hour = {"midnight": 24, "noon": 12, "one": 1}.get(match[3].lower()) or int(match[3])
     hour, minutes = (hour % 24, minutes) if match[2].lower() == "past" else ((hour - 1) or 12, 60 - minutes)
     return f"{hour}:{minutes:02}"
 

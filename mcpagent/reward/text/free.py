@@ -37,6 +37,7 @@ from mcpagent.reward.text.rivals import (
     rival_amounts,
 )
 from mcpagent.reward.text.spans import units_for, value_spans
+from mcpagent.reward.text.vocabulary import NEGATED, SAFE, stems
 from mcpagent.reward.text.words import pattern
 
 MAX_DIFFERENT_NUMBERS = 4
@@ -63,12 +64,13 @@ _OF_OTHERS = re.compile(  # "The other three are open."
 _REASON = pattern("reason")
 _GIVEN_REASON = re.compile(r", (?:as|since|because|now that)\b[^.;\n]*", re.IGNORECASE)
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
+_CORRECTS = re.compile(r"\W*(?:actually|no|sorry|wait|correction|rather|or|i mean|in fact)\b", re.I)
 _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
     r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
 _COMPARISON = re.compile(
-    r"(?:,\s+(?:unlike|(?:well )?within|(?:\w+ )?(?:more|less|higher|lower) than)"
+    r"(?:,\s+(?:unlike|(?:well )?within|(?:\w+ ){0,4}(?:more|less|(?!oth|aft|ev|nev)\w+er)(?: \w+)? than)"
     r"|\s(?:compared (?:with|to)|against|ahead of|behind|followed by|vs\.?))(?=\s)"
     r"((?:[^,.;\n]|[.,](?=\d))*)"
 )
@@ -141,7 +143,11 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     for heard in (*plainly, context):  # a plain yes or no tells more than other words
         told = [part for part in sentences[1:] if not _REASON.match(part)]
         parts = [(part, o) for part in told for o in options if is_given(check, [o], part, heard)]
-        given = [o for part, o in parts if o == value or not is_about_another(part, [str(value)], context)]
+        given: list[Any] = []
+        for part, o in parts:
+            is_remark = value in given and not _is_of_asked(part, o, context)
+            if o == value or not (is_remark or is_about_another(part, [str(value)], context)):
+                given.append(o)
         if given and given[-1] != value:
             return False  # corrected
         if given:
@@ -150,6 +156,14 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         is_given(check, [value], part, context) and not denied_after(text, text.find(part) + len(part))
         for part in (*sentences, _THEREFORE.split(text)[-1])
     )
+
+
+def _is_of_asked(part: str, option: Any, context: AnswerContext) -> bool:
+    """Whether a sentence with an option answers the question: it corrects, or half of what else it says is of
+    the question."""
+    told = stems(NEGATED.sub(" ", part)) - stems(f"{' '.join(SAFE)} {format_value(option)}")
+    is_of_asked = 2 * len(told & stems(canonical(context.said))) >= len(told)
+    return is_of_asked or _CORRECTS.match(part) is not None
 
 
 def _without_aside(text: str) -> str:

@@ -112,27 +112,23 @@ def pair_spans(
         return None
     marks: list[Mark] = []  # start, end, kind, things that it is or is true of
     rest = text
-    for thing in sorted(pairs, key=lambda name: -len(name)):
-        of_thing = spans_of(short(thing, list(pairs)), rest) if not spans_of(thing, rest) else []
-        of_thing = of_thing or _item_spans(thing, rest, context, 0.0) or _initials(thing, list(pairs), rest)
-        longer = [
-            leaf
-            for leaf in shown_leaves(context)
-            if leaf.casefold().startswith(f"{thing.casefold()} ")
-            and len(leaf.split()) < _LONG
-            and not any(says(value, leaf) or as_number(value) in numbers_in(leaf) for value in pairs.values())
-        ]
-        whole = [span for leaf in longer for span in spans_of(leaf, rest)]  # the refractor FLT98
-        of_thing = [span for span in of_thing if not any(a <= span[0] < b for a, b in whole)] + whole
-        marks += [(start, end, "thing", [thing]) for start, end in of_thing]
-        rest = blanked(rest, of_thing, "|")
-    for value in sorted(
-        {format_value(v): v for v in pairs.values()}.values(), key=lambda v: -len(format_value(v))
-    ):
-        owners = [thing for thing, other in pairs.items() if format_value(other) == format_value(value)]
-        of_value = _item_spans(value, rest, context, tolerance, units)
-        marks += [(start, end, "value", owners) for start, end in of_value]
-        rest = blanked(rest, of_value, "|")
+    things = {thing: [thing] for thing in pairs}
+    told = {format_value(value): value for value in pairs.values()}
+    longest = sorted([*things, *told], key=lambda name: (name not in things, -len(name)))
+    # What holds a thing comes before it: board 1 is not in "1-0".
+    for name in sorted(longest, key=lambda name: name in things or not any(t in name for t in things)):
+        if name in things:
+            here, owners, kind = (
+                _thing_spans(name, [*pairs], [*pairs.values()], rest, context),
+                [name],
+                "thing",
+            )
+            del things[name]
+        else:
+            owners = [thing for thing, other in pairs.items() if format_value(other) == name]
+            here, kind = _item_spans(told[name], rest, context, tolerance, units), "value"
+        marks += [(start, end, kind, owners) for start, end in here]
+        rest = blanked(rest, here, "|")
     marks.sort(key=lambda mark: mark[:2])
     if {mark[2] for mark in marks} == {"value"} and _is_turned_round(marks, text, context.said):
         return None
@@ -140,6 +136,23 @@ def pair_spans(
     if not is_told and (with_last := _with_unsaid(marks, list(pairs), text)):
         is_told = _are_in_turn(with_last, list(pairs), text)
     return [mark[:2] for mark in marks] if is_told else None
+
+
+def _thing_spans(
+    thing: str, things: list[str], values: list[Any], text: str, context: AnswerContext
+) -> list[Span]:
+    """Where a text says a thing of pairs, and no longer one that was shown and begins with it."""
+    spans = spans_of(short(thing, things), text) if not spans_of(thing, text) else []
+    spans = spans or _item_spans(thing, text, context, 0.0) or _initials(thing, things, text)
+    longer = [
+        leaf
+        for leaf in shown_leaves(context)
+        if leaf.casefold().startswith(f"{thing.casefold()} ")
+        and len(leaf.split()) < _LONG
+        and not any(says(value, leaf) or as_number(value) in numbers_in(leaf) for value in values)
+    ]
+    whole = [span for leaf in longer for span in spans_of(leaf, text)]  # the refractor FLT98
+    return [span for span in spans if not any(a <= span[0] < b for a, b in whole)] + whole
 
 
 def _initials(thing: str, things: list[str], text: str) -> list[Span]:

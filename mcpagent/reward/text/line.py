@@ -41,7 +41,7 @@ from mcpagent.reward.text.phrasing import (
 )
 from mcpagent.reward.text.reading import spans_of
 from mcpagent.reward.text.rivals import is_denied_apart, stands
-from mcpagent.reward.text.shown import shown_leaves
+from mcpagent.reward.text.shown import line_heads, shown_leaves
 from mcpagent.reward.text.spans import units_for, value_spans
 from mcpagent.reward.text.vocabulary import BLANK, FUNCTION_WORDS, NEGATED, SAFE, stem, stems
 from mcpagent.reward.text.words import WORDS, pattern
@@ -50,7 +50,11 @@ from mcpagent.reward.text.yes_no import polarity
 MAX_LINE_WORDS = 40  # and what the value takes
 _OUT_OF = re.compile(
     r"(?<=\d) \(?(?:out )?of (?:the |its |their )?\d+\b\)?(?![-.,/:]\d)|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])"
+    r"|,? out of (?:[a-z]+ ){0,2}\d+\b(?![-.,/:]\d)"
+    r"|,? of an? (?:estimated|expected|planned|possible|maximum|total)(?: of)? \d+\b(?![-.,/:]\d)"
+    r"|,? on (?:\S+ ){1,2}scale (?:of|from) \d+ to \d+\b"
 )
+_FRACTION = re.compile(r"\b(\d+) (?:out )?of (?:the )?([1-9]\d*)\b")  # "36 out of 2400" are 1.5%
 _OF_ALL = re.compile(r"(?<=[\s(]\d)/\d+\b(?![\w./])|(?<=[\s(]\d\d)/\d+\b(?![\w./])")  # "cart 6/6"
 _OF_TOTAL = re.compile(r"(\d ?([A-Za-z]{1,5}|%)) (?:out )?of (?:the |a total (?:of )?)?\d[\d.]* ?\2(?!\w)")
 _BARE_NUMBER = re.compile(r"(?:^|(?<=[,;] )|(?<=\n))(\d{1,2}) (?=[^\W\d])")  # "1 Ana, 2 Ben"
@@ -139,10 +143,12 @@ def read_answer(text: str, check: AnswerCheck) -> str:
             text = _SCORE.sub(r"\1 \2, \4 \3", text) if len(pairs) == 2 else text
     if check.type == "number":
         text = _INCHES.sub(" inches", text)
+        if check.unit == "%":
+            text = _with_percent(text, as_number(check.value))
         text = _OUT_OF.sub("", _OF_TOTAL.sub(r"\1", _SUM.sub("", _SYMBOL.sub("", text))))
         if units_of(canonical(check.unit or "")) & _TEMPERATURES:
             text = _DEGREES.sub(lambda m: " celsius" if m[1] == "C" else " fahrenheit", text)
-        text = _without_conversions(text)
+        text = _without_conversions(text, check.value)
         if check.unit == "%":
             text = _SHARES.sub(lambda m: f"{_SHARE[m[1].lower()]}%", text)
         elif check.unit and check.unit.istitle():
@@ -160,7 +166,19 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     return as_durations(text, is_short=_is_short_time(check, unit)) if is_time else text
 
 
-def _without_conversions(text: str) -> str:
+def _with_percent(text: str, value: float | None) -> str:
+    """A text with "36 out of 2400" in percent, or without it if it says the share in percent too."""
+    decimals = len(format_value(value).partition(".")[2])
+    is_told = any(amount.unit == "%" for amount in amounts(text))
+
+    def said(match: re.Match[str]) -> str:
+        share = 100 * int(match[1]) / int(match[2])
+        return f"{share:.10g}%" if not is_told else "" if round(share, decimals) == value else match[0]
+
+    return _FRACTION.sub(said, text)
+
+
+def _without_conversions(text: str, value: Any) -> str:
     """A text without amounts that say the one before them in another unit, or rounded: "1610612736 bytes, or
     1.6 GB", "594.34 (about 594)"."""
     for first, second in reversed([*pairwise(amounts(text))]):
@@ -169,7 +187,9 @@ def _without_conversions(text: str) -> str:
         if (
             _OR.fullmatch(text[first.end : second.start]) and (is_same or is_conversion(second, rounded))
         ) or (_ABOUT.fullmatch(text[first.end : second.start]) and is_rounded(second, first)):
-            text = text[: first.end] + _IF_LIKED.sub("", text[second.end :].removeprefix(")"))
+            rest = _IF_LIKED.sub("", text[second.end :].removeprefix(")"))
+            kept = second if second.number == as_number(value) != first.number else first
+            text = text[: first.start] + text[kept.start : kept.end] + rest
     return text
 
 
@@ -379,15 +399,18 @@ def _shown_beside(rest: str, items: Sequence[Any], context: AnswerContext) -> bo
 def _shown_among(rest: str, items: Sequence[Any], context: AnswerContext) -> bool:
     """Whether a shown value that is none of the items is told before one of them, or joined to the last, in a
     line that tells several."""
-    leaves = {leaf.casefold() for leaf in shown_leaves(context)} - {format_value(i).casefold() for i in items}
+    told = {format_value(item).casefold() for item in items}
+    heads = {head for result in context.results for head in line_heads(result.content)}
+    shown = {leaf.casefold() for leaf in shown_leaves(context)}
+    leaves = (shown | heads if told <= heads else shown) - told
     for line in rest.splitlines():
         behind = line[line.rfind(BLANK) + 1 :]
         before = line[: len(line) - len(behind)].rstrip(BLANK)  # the last item
         if BLANK in before and "|" not in line:
-            told = [part for part in _SEPARATOR.split(before)[:-1] if BLANK not in part]
-            told = [_PREDICATE.split(part)[-1] for part in told]
-            told += [joined[1]] if (joined := _JOINED_LAST.match(behind)) else []
-            if leaves & {part.strip(" .*`\"'").casefold() for part in told} - {""}:
+            others = [part for part in _SEPARATOR.split(before)[:-1] if BLANK not in part]
+            others = [_PREDICATE.split(part)[-1] for part in others]
+            others += [joined[1]] if (joined := _JOINED_LAST.match(behind)) else []
+            if leaves & {part.strip(" .*`\"'").casefold() for part in others} - {""}:
                 return True
     return False
 

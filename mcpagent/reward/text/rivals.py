@@ -66,7 +66,7 @@ _REMARK = re.compile(r"\([^()]*[^\W\d_][^()]*\)")
 _OTHERWISE = re.compile(
     r"\b(?:but|while|whereas|though|although)\b[^.]*\0[^.]* (?:is|are|was|were|has|have|had|do|does|did)\b"
 )
-_NOT = re.compile(r"(?<=\w)n't\b")
+_NOT = re.compile(r"(?:(?<=\w)n't|\bnot)\b(?: been\b)?")
 _IF = re.compile(r"(?<=\d )if\b")  # "(279 if you book online)"
 _ALL_OF = re.compile(r"\b(?:the|all|these) $")
 _CLAUSE = re.compile(r"[^;.\n(),]+(?:[.,](?=\d)[^;.\n(),]+)*")
@@ -83,9 +83,10 @@ _OF_YEAR = re.compile(r"\b(?:in|during|for|of) (?:Q[1-4] )?$")
 _PER_THING = re.compile(r" per (?!hour|day|night|week|month|quarter|year)[a-z]+")
 _CLEFT = re.compile(r"\W*it(?:'s| is| was) the (?=[^.;]* (?:that|which|who)\b)", re.IGNORECASE)
 _DIFFERS = re.compile(
-    r"[^.,;\n\d]{0,30}?\b(?:more|less|fewer|left|remain\w*|over|above|below|under|off|up|down|ahead|behind|(?!oth|aft|ev|nev)\w+er)\b"
+    r"[^.,;\n\d]{0,30}?\b(?:more|less|fewer|left|missing|remain\w*|over|above|below|under|off|up|down|ahead|behind|(?!oth|aft|ev|nev)\w+er)\b"
 )
-_BY = re.compile(r"\b(?:up|down|by)(?: about| roughly)? [$€£]?$")
+_BY = re.compile(r"\b(?:up|down|by|another)(?: about| roughly)? [$€£]?$")
+_ANOTHER = re.compile(r"\banother $")
 _PART = re.compile(r" of (?:them|these|which|whom)\b")
 _NOUN = re.compile(r" [^\W\d_]{3,}")
 
@@ -420,6 +421,7 @@ def rival_amounts(
             (_DIFFERS.match(text, amount.end) or _BY.search(text[: amount.start]))
             and _is_difference(amount, right, context)
         )
+        and not (_ANOTHER.search(text[: amount.start]) and is_shown_beside(amount, [], context))
         and not (_PART.match(text, amount.end) and any(amount.number < one.number for one in right))
         and not (amount.unit and any(not are_comparable(amount.unit, unit) for unit in units))
         and not (amount.unit not in (None, "pieces", "%") and is_count)
@@ -465,7 +467,8 @@ def is_shown_beside(amount: Amount, values: Sequence[Any], context: AnswerContex
     told = {abs(other.number) for other in shown}
     meant = [as_number(value) or 0.0 for value in values if amount.decimals or amount.number >= _LARGE]
     told |= {abs(number + sign * other) for number in meant for other in told for sign in (1, -1)}
-    told |= {other * factor for other in told for factor in (1000, 0.001, 0.01)}  # of mass_g, of cents
+    factors = (1000, 0.001, 0.01, *((60, 1 / 60) if amount.unit and are_comparable(amount.unit, "h") else ()))
+    told |= {other * factor for other in told for factor in factors}  # of mass_g, of cents, of closes_min
     return any(isclose(abs(amount.number), number, rel_tol=1e-9) for number in told) or any(
         is_conversion(amount, other) for other in shown
     )

@@ -14,6 +14,7 @@ from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.phrasing import AnswerContext
 
 _FIELD = re.compile(r"[^:|,;<>]{1,40}(?:(?<!\d)[:=]\s*|[:=]\s+)\S")  # but no clock of a log
+_HEAD_END = re.compile(r"\s[-–—|→(]|\s{2,}|:\s|[,;]")
 _TIMED = re.compile(r"\W?\d[\d:T./-]{3,}\S* +\S+ +\S")
 
 
@@ -102,6 +103,14 @@ def _lists(value: Any) -> Iterator[list[tuple[str, Any]]]:
 def _is_keyed(value: Mapping[str, Any]) -> bool:
     """An object of objects by name or identifier, rather than fields."""
     return len(value) > 1 and all(is_json_object(item) for item in value.values())
+
+
+@lru_cache(maxsize=256)
+def line_heads(content: str) -> frozenset[str]:
+    """Return what each line of a text begins with, before what it tells of that, without letter case."""
+    return frozenset(
+        _HEAD_END.split(line, maxsplit=1)[0].strip(" *-").casefold() for line in content.splitlines()
+    )
 
 
 def shown_leaves(context: AnswerContext) -> frozenset[str]:
