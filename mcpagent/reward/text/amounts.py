@@ -296,10 +296,17 @@ def is_conversion(amount: Amount, of: Amount) -> bool:
     left, right = _base(amount.number, amount.rate), _base(of.number, of.rate)
     if kind == "temperature":
         return abs(left - right) <= 1
-    shown = max(0.5 * 10.0**-a.decimals * _measured(a.rate or "")[1] for a in (amount, of))
+    shown = max(0.5 * _last_digit(a) * _measured(a.rate or "")[1] for a in (amount, of))
     if kind == "data" and abs(_binary(amount) - _binary(of)) <= shown * 1.1:
         return True
     return abs(left - right) <= shown * (1 + 1e-6)
+
+
+def _last_digit(amount: Amount) -> float:
+    """What one of the last digit of a number is that is not a round zero, of four digits or more."""
+    digits = f"{abs(amount.number):.0f}"
+    zeros = 0 if amount.decimals else min(len(digits) - len(digits.rstrip("0")), max(0, len(digits) - 4))
+    return 10.0 ** (zeros - amount.decimals)
 
 
 def _binary(amount: Amount) -> float:

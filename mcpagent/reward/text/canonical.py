@@ -99,6 +99,10 @@ _DAYS_OF_MONTH = re.compile(
     rf"(?<![,&\d] )(?<!and )(?<!or )(?<![.:])\b({DAY}(?:(?:,| and| or| &|, and) {DAY})+ (?:of )?)({MONTH})",
     re.IGNORECASE,
 )
+# September 2023, on the 14th
+_DAY_AFTER = re.compile(
+    rf"({MONTH} \d{{4}})(,? on|,| \()? ?the (\d{{1,2}})(?:st|nd|rd|th)\b\)?", re.IGNORECASE
+)
 _MONTH_BEFORE = re.compile(rf"{MONTH}:? $", re.IGNORECASE)
 
 
@@ -141,6 +145,7 @@ def canonical(text: str) -> str:
     text = _BARE_PART.sub(lambda m: f"{m[1]} {_PARTS[m[2] or m[3] or m[4]]}", text)
     text = _PART_OF_DAY.sub(_on_the_clock, _CLOCK.sub(_clock, text))
     text = _DAYS_OF_MONTH.sub(_with_month, text)
+    text = _DAY_AFTER.sub(r"\3 \1", text)
     text = _DAY_LATER.sub("(next day)", _ISO_WEEK.sub("week ", _NUMERO.sub("number ", text)))
     text = _MINUS_OUTSIDE.sub(r"\1-", text)
     text = _MINUS.sub("-", text)
@@ -184,7 +189,10 @@ def _clock(match: re.Match[str]) -> str:
     minutes = {"half": 30, "quarter": 15}.get(match[1].lower()) or int(match[1])
     hour = {"midnight": 24, "noon": 12, "one": 1}.get(match[3].lower()) or int(match[3])
     hour, minutes = (hour % 24, minutes) if match[2].lower() == "past" else ((hour - 1) or 12, 60 - minutes)
-    return f"{hour}:{minutes:02}"
+    is_half_told = match[3].lower() in ("noon", "midnight") or re.match(
+        r" ?[ap]\.?m\b", match.string[match.end() :], re.I
+    )
+    return f"{hour}:{minutes:02}" + ("" if is_half_told else " o'clock")
 
 
 def _on_the_clock(match: re.Match[str]) -> str:

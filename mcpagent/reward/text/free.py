@@ -29,6 +29,7 @@ from mcpagent.reward.text.phrasing import (
     is_longer,
     without_unless_hedged,
 )
+from mcpagent.reward.text.reading import says
 from mcpagent.reward.text.rivals import (
     are_joined,
     is_about_another,
@@ -64,6 +65,7 @@ _OF_OTHERS = re.compile(  # "The other three are open."
 _REASON = pattern("reason")
 _GIVEN_REASON = re.compile(r", (?:as|since|because|now that)\b[^.;\n]*", re.IGNORECASE)
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
+_LOWER_CASE = re.compile(r"(?<!\w)[a-z]+(?!\w)")
 _CORRECTS = re.compile(r"\W*(?:actually|no|sorry|wait|correction|rather|or|i mean|in fact)\b", re.I)
 _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
@@ -71,7 +73,7 @@ _ASIDE = re.compile(
 )
 _COMPARISON = re.compile(
     r"(?:,\s+(?:unlike|(?:well )?within|(?:\w+ ){0,4}(?:more|less|(?!oth|aft|ev|nev)\w+er)(?: \w+)? than)"
-    r"|\s(?:compared (?:with|to)|against|ahead of|behind|followed by|vs\.?))(?=\s)"
+    r"|\s(?:compared (?:with|to)|against|ahead of|behind|followed by|vs\.?|versus(?![^()\n]*\))))(?=\s)"
     r"((?:[^,.;\n]|[.,](?=\d))*)"
 )
 
@@ -109,10 +111,20 @@ def is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: An
         return False
     # What is denied of others, or said of them, is no offer.
     for part in _SENTENCE.split(answer):
-        if HEDGE.search(part) or is_about_another(part, facts, context):
+        if HEDGE.search(part) or _is_remark(part, facts, context) or is_about_another(part, facts, context):
             answer = answer.replace(part, "")
     answer = _without_aside(CHANGED_FROM.sub(" ", answer))
     return not is_dump(answer, facts, context, is_typed=is_typed)
+
+
+def _is_remark(part: str, facts: Sequence[str], context: AnswerContext) -> bool:
+    """Whether a sentence has none of the facts, and tells something of its own that was not asked: it is no
+    line of what was shown."""
+    if ": " in part or HEDGE.search(part) or any(says(fact, part) for fact in facts):
+        return False
+    shown = {word for line in context.token_lines for word in line.split()}
+    is_of_own = not {*_LOWER_CASE.findall(part)} <= shown | SAFE
+    return is_of_own and not _is_of_asked(part, "", context)
 
 
 def _as_written(fact: str, answer: str) -> str:
@@ -137,6 +149,11 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     sentences.append(
         _COMPARISON.sub(lambda m: m[0] if HEDGE.search(m[1]) or not re.search(r"\d", m[1]) else "", text)
     )
+    if is_json_object(value):  # without what is said of one of the things besides
+        parts = _SENTENCE.split(text)
+        values = [*map(format_value, value.values())]
+        told = [p for p in parts if not _is_remark(p, values, context)]
+        sentences.append("\n".join(told))
     sentences = [part for part in dict.fromkeys(sentences) if part.strip()]
     options = (True, False) if check.type == "yes_no" else check.options
     plainly = [replace(context, said="")] if check.type == "yes_no" else []

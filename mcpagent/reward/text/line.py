@@ -49,7 +49,8 @@ from mcpagent.reward.text.yes_no import polarity
 
 MAX_LINE_WORDS = 40  # and what the value takes
 _OUT_OF = re.compile(
-    r"(?<=\d) \(?(?:out )?of (?:the |its |their )?\d+\b\)?(?![-.,/:]\d)|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])"
+    r"(?<=\d) \(?(?:out )?of (?:the |its |their |your |our |all )?\d+\b\)?(?![-.,/:]\d)"
+    r"|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])"
     r"|,? out of (?:[a-z]+ ){0,2}\d+\b(?![-.,/:]\d)"
     r"|,? of an? (?:estimated|expected|planned|possible|maximum|total)(?: of)? \d+\b(?![-.,/:]\d)"
     r"|,? on (?:\S+ ){1,2}scale (?:of|from) \d+ to \d+\b"
@@ -57,6 +58,7 @@ _OUT_OF = re.compile(
 _FRACTION = re.compile(r"\b(\d+) (?:out )?of (?:the )?([1-9]\d*)\b")  # "36 out of 2400" are 1.5%
 _OF_ALL = re.compile(r"(?<=[\s(]\d)/\d+\b(?![\w./])|(?<=[\s(]\d\d)/\d+\b(?![\w./])")  # "cart 6/6"
 _OF_TOTAL = re.compile(r"(\d ?([A-Za-z]{1,5}|%)) (?:out )?of (?:the |a total (?:of )?)?\d[\d.]* ?\2(?!\w)")
+_OF_SOME = re.compile(r"^(?:out )?of (?:the|your|its|our|these|all) [^,.;:\n]{1,30}, ", re.IGNORECASE)
 _BARE_NUMBER = re.compile(r"(?:^|(?<=[,;] )|(?<=\n))(\d{1,2}) (?=[^\W\d])")  # "1 Ana, 2 Ben"
 _ENUMERATOR = re.compile(
     r"(?:^|(?<=[\s,;(\"]))\(?(\d{1,2})[.)]\s+(?=[^\d\s])|^\s*(\d)[.)] +(?=\d)", re.MULTILINE
@@ -110,7 +112,7 @@ _PAST = re.compile(
 _OWNED = re.compile(r"(?<=\w)(?<![Ii]t)'s? (\w+)")  # "A's order" of the orders that are asked about
 _ASKS_FIRST = re.compile(r"\b(?:first|earlier|before|sooner)\b", re.IGNORECASE)
 _FOLLOWED = re.compile(
-    r"[^,;.\n]{0,60}\b(?:follow(?:s|ed)|c[ao]mes? (?:second|2nd|next|later|after))\b(?! by\b)[^;.\n]*"
+    r"[^,;.\n]{0,60}\b(?:follow(?:s|ed)|c[ao]mes? (?:second|2nd|next|later|after|before))\b(?! by\b)[^;.\n]*"
 )
 _OF = re.compile(r"'s? (?=\w)")
 _REASON = pattern("reason")
@@ -123,7 +125,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     """Return an answer as it is read: canonical, "2 out of 5" as 2, "12 + 3 = 15" as 15, 2h05 as 2 hours and
     5 minutes, a numbered list without its numbers, an object of one field as what it holds."""
     text = canonical(unwrapped(text.strip(), check)).strip()
-    text = _TABLE_NUMBER.sub(r"\1", text)
+    text = _OF_SOME.sub("", _TABLE_NUMBER.sub(r"\1", text))
     numbers = [int(number) for number in _BARE_NUMBER.findall(text)]
     is_numbered = len(numbers) > 1 and numbers == [*range(1, len(numbers) + 1)]
     if check.type == "list" and is_numbered and not _BARE_NUMBER.search(written_answer(check.value)):

@@ -24,7 +24,8 @@ _DATE = (
     r"|\b(?:0?[1-9]|1[0-2])/\d{4}\b|\b\d{1,2}([./])\d{1,2}\1\d\d\b(?![.,/\d])"
 )
 _TIME = (
-    r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[ap]\.?m\b\.?| Uhr\b)?|\b\d{1,2}(?:\.\d{2})?\s?[ap]\.?m\b\.?"
+    r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[ap]\.?m\b\.?| Uhr\b| o'clock\b)?"
+    r"|\b\d{1,2}(?:\.\d{2})?\s?[ap]\.?m\b\.?"
     r"|\b\d{1,2}\.\d{2} Uhr\b|\bnoon\b|\bmidnight\b|\b\d{1,2} (?:o'clock|Uhr(?: \d\d)?)\b"
     r"|\b\d{1,2}\s?h\s?\d{2}\b(?!\s?m)"
 )
@@ -57,7 +58,7 @@ _DEFAULTS = (datetime(1904, 1, 1), datetime(1908, 12, 28, 23, 59, 58))
 @dataclass(frozen=True)
 class Moment:
     """A date, a time or both: the fields that were said. `readings` are several if days and months may be
-    exchanged (4/3/2025)."""
+    exchanged (4/3/2025), or a clock is spoken without its half of the day."""
 
     said: frozenset[str]
     readings: tuple[datetime, ...]
@@ -86,12 +87,13 @@ def _in_zone(moment: Moment, zone: timezone) -> Moment:
 
 @lru_cache(maxsize=4096)
 def _moment(written: str) -> tuple[frozenset[str], tuple[datetime, ...]] | None:
+    is_spoken = "o'clock" in written  # half past one is 1:30 or 13:30
     written = re.sub(_WEEKDAY, "", written, count=1, flags=re.IGNORECASE)
     written = re.sub(r"\bnoon\b", "12:00", re.sub(r"\bmidnight\b", "00:00", written, flags=re.I), flags=re.I)
     written = re.sub(
         r"(\d)\s+(?:o'clock|Uhr)(?! \d)|(\d)(?:\.(?=\d\d\s?[ap]\.?m)|\s?h\s?(?=\d\d)| Uhr (?=\d\d))(\d\d)",
         lambda m: f"{m[1]}:00" if m[1] else f"{m[2]}:{m[3]}",
-        written,
+        re.sub(r"(:\d\d) o'clock", r"\1", written),
     )
     written = re.sub(r"(?<![\d.])(\d{1,2})\.(\d\d)$", r"\1:\2", written)
     written = _ZONE_SIGN.sub(lambda m: f"{m[1]}{int(m[2]):02}:{m[3] or '00'}", written)
@@ -113,6 +115,8 @@ def _moment(written: str) -> tuple[frozenset[str], tuple[datetime, ...]] | None:
         if first.tzinfo is not None:
             said.add("zone")
         readings.append(first)
+        if is_spoken and first.hour <= 12:
+            readings.append(first.replace(hour=(first.hour + 12) % 24))
     return frozenset(said), tuple(readings)
 
 

@@ -37,6 +37,7 @@ _QUALIFIED_AFTER = pattern("qualified_after")
 # What is said in a clause holds for it alone; what is wrong ahead of a colon is what follows.
 _CLAUSE_END = re.compile(r"(?<=[.!?;])[^\w\s]*(?=\s|$)|\n| - |,(?! (?:or|and)\b)|\b(?:but|and|so)\b")
 _BRACKETS = re.compile(r"\([^()]*\)")
+_MODALS = frozenset(("may", "might", "could"))
 NO_DENIAL = pattern("no_denial")
 _DENIED_AFTER = pattern("denied_after")
 
@@ -70,7 +71,13 @@ def is_affirmed(text: str, start: int, end: int, context: AnswerContext) -> bool
     clause = f"{_CLAUSE_END.split(before)[-1]} \0 {_CLAUSE_END.split(after)[0]}"
     quoted = (f" {' '.join(tokens(context.said))} ", *context.token_lines)
     phrases = [tokens(clause[match.start() :])[:2] for match in HEDGE.finditer(clause)]
+    phrases = [two for two in phrases if not is_asked_modal(two, tokens(context.said))]
     return all(len(two) > 1 and any(f" {' '.join(two)} " in told for told in quoted) for two in phrases)
+
+
+def is_asked_modal(phrase: Sequence[str], asked: Sequence[str]) -> bool:
+    """Return whether a phrase begins with a "could" of the question, and says what one could do: no doubt."""
+    return len(phrase) > 1 and phrase[0] in _MODALS and phrase[0] in asked and phrase[1] != "be"
 
 
 def denied_after(text: str, end: int) -> bool:

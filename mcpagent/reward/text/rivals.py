@@ -38,7 +38,7 @@ from mcpagent.reward.text.grammar import (
 )
 from mcpagent.reward.text.moments import Span, agree, moment_is, moments, whole_moment
 from mcpagent.reward.text.names import words
-from mcpagent.reward.text.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_qualified
+from mcpagent.reward.text.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_asked_modal, is_qualified
 from mcpagent.reward.text.reading import says
 from mcpagent.reward.text.shown import shown_records
 from mcpagent.reward.text.vocabulary import (
@@ -76,6 +76,11 @@ _SUBJECT = re.compile(r"([^:]*[^\W\d_][^:]*?)(?::| (?:is|are|was|were|has|have|h
 _OF_THING = re.compile(r"(?:\W+\w+){0,3}?\s(?:of|in|for)\s(.+)")
 _LACKS = re.compile(r"\0 (?:has|have|had|with) no(?:body)?\b")  # "which is free?" - "B has no assignee"
 _ASKS_LACK = re.compile(r"\b(?:lack(?:s|ing)?|miss(?:es|ing)|without)\b", re.IGNORECASE)
+# "Which are unpaid?" - "A and B haven't been paid."
+_LACKED = re.compile(
+    r"\b(?:without|lack(?:s|ing)?|(?:has|have|had) no)\b(?! (?:doubt|question))", re.IGNORECASE
+)
+_FAILED, _UN = re.compile(r"\bfail(?:s|ed)?\b", re.IGNORECASE), re.compile(r"\bun([a-z]{4,})", re.IGNORECASE)
 _IDENTIFIER = re.compile(r"\s*(?=\w*[\d_])\w*[a-z]\w*[.\s]*")  # ppc64le, due_on
 _NAMED = frozenset(("named", "called"))
 _YEAR = re.compile(r"\b(?:in|during|for) (?:19|20)\d\d\b(?![-/.,]\d)", re.IGNORECASE)
@@ -249,7 +254,8 @@ def _is_denied(rest: str, context: AnswerContext) -> bool:
     something else that it names is no denial of the value, nor are words of the question or of a result, such
     as "a false alarm"."""
     said = _NOT.sub(" not", canonical(context.said))
-    quoted = (f" {' '.join(words(said))} ", *context.token_lines)
+    lacked = _UN.sub(r"not \1", _FAILED.sub("not pass", _LACKED.sub("not have", said)))
+    quoted = (f" {' '.join(words(said))} ", f" {' '.join(words(lacked))} ", *context.token_lines)
     is_denial_asked = NEGATED.search(said) is not None or _ASKS_LACK.search(said) is not None
     for sentence in _SENTENCE_END.split(NO_DENIAL.sub(" ", _NOT.sub(" not", without_asked(rest, said)))):
         if BLANK not in sentence:
@@ -257,9 +263,11 @@ def _is_denied(rest: str, context: AnswerContext) -> bool:
         edges = _edges(sentence)
         for hedge in HEDGE.finditer(sentence):
             phrase = words(sentence[hedge.start() :])[:2]
-            if phrase[:1] == ["may"] and {*phrase} <= {*words(said)}:
+            if is_asked_modal(phrase, words(said)):
                 continue  # "Until when may it stay?"
-            if len(phrase) > 1 and any(f" {' '.join(phrase)} " in text for text in quoted):
+            is_lack = any(m.start() <= hedge.start() < m.end() for m in _LACKED.finditer(sentence))
+            phrases = [phrase, ["not", "have"]] if is_lack else [phrase]
+            if len(phrase) > 1 and any(f" {' '.join(two)} " in text for two in phrases for text in quoted):
                 if _OTHERWISE.search(sentence, hedge.end()):
                     return True
                 continue
