@@ -214,21 +214,25 @@ class Renaming:
     there; a few hundred demonstrations would have it remember.
 
     An entity is a word, or a number, that a result or the arguments of a call hold, or that the question
-    holds and the arguments of another demonstration's call. Words of the catalog, names of fields and what
-    stands in many questions or texts keep their names, and so do arguments that nothing told. Of two numbers
+    holds and the arguments of another demonstration's call. Words of the catalog (but for choices of a schema
+    that only results say), names of fields and what stands in many questions or texts keep their names, and
+    so do arguments that nothing told. Of two numbers
     the higher one stays the higher, and if an answer or a question holds a number of its own, a sum or a
     limit, all of them stay.
     """
 
     def __init__(self, demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpec]) -> None:
         catalog_text = json.dumps([[s.name, s.description, s.input_schema] for s in catalog.values()])
-        self._kept = _words(f"{catalog_text} {catalog_text.lower()}")
         counts = Counter(word for each in demonstrations for word in _words(_question(each)))
+        calls = [call.arguments for each in demonstrations for turn in each.turns for call in turn.tool_calls]
+        self._arguments = set(_words_of(_scalars(calls, set())))
+        # A choice of a schema that only results say is what is asked for: a guess of it must not pay.
+        choices = set(_words_of(c for spec in catalog.values() for c in _choices(spec.input_schema)))
+        self._kept = _words(f"{catalog_text} {catalog_text.lower()}")
+        self._kept -= choices - self._arguments - counts.keys()
         self._kept |= {word for word, n in counts.items() if n > _COMMON * len(demonstrations)}
         results = _results(demonstrations)
         self._kept |= _result_wording(results)
-        calls = [call.arguments for each in demonstrations for turn in each.turns for call in turn.tool_calls]
-        self._arguments = set(_words_of(_scalars(calls, set())))
         rest = (
             word
             for place, each in enumerate(demonstrations)
@@ -266,8 +270,8 @@ class Renaming:
             if segments:
                 asked = renderer.suffix_ids([{"role": "user", "content": name}])
             else:
-                said = "\n".join([*contents, name])
-                asked = renderer.prompt_ids([{"role": "user", "content": said}], ())
+                told = [{"role": "tool", "content": content} for content in contents]
+                asked = renderer.prompt_ids([{"role": "user", "content": name}, *told], ())
             segments += [(asked, False), (answer, True)]
         return sample_from_segments(segments)
 
@@ -380,6 +384,14 @@ def _in_order(names: Mapping[str, str]) -> dict[str, str]:
 def renaming(demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpec]) -> Renaming:
     """For `sft.augmentation`: demonstrations whose entities have other names each time."""
     return Renaming(demonstrations, catalog)
+
+
+def _choices(schema: Any) -> Iterator[str]:
+    """The texts that a schema lists for its values."""
+    if isinstance(schema, dict):
+        yield from (choice for choice in schema.get("enum", ()) if isinstance(choice, str))
+    for item in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _choices(item)
 
 
 def _results(demonstrations: Sequence[Trajectory]) -> dict[str, set[str]]:

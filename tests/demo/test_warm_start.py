@@ -189,10 +189,14 @@ def test_fields_of_results_are_asked_for(results: list[str], renderer: Renderer)
     asked = 0
     for sample in samples:
         said = renderer.decode(list(sample.token_ids_T))
-        answers = re.findall(
-            r"(title|shelf)(?:<\|im_end\|>\n<\|im_start\|>assistant\n)It is (.*?)\.(?:<|$)", said
+        # As in an episode: the question, what the tools said, the answer; then further questions.
+        contents = "\n".join(re.findall(r"<tool_response>\n(.*?)\n</tool_response>", said, re.DOTALL))
+        told = re.sub(
+            r"<\|im_start\|>user\n<tool_response>.*</tool_response><\|im_end\|>\n", "", said, flags=re.S
         )
-        contents = said.split("<|im_end|>")[0]
+        answers = re.findall(
+            r"user\n(title|shelf)<\|im_end\|>\n<\|im_start\|>assistant\nIt is (.*?)\.(?:<|$)", told
+        )
         for name, answer in answers:
             asked += 1
             for value in answer.split(" and "):
@@ -268,3 +272,26 @@ def test_what_nearly_every_result_holds_is_no_name() -> None:
     for seed, each in enumerate(readers):
         _, _, result, _ = parts(augmentation.rewritten(each, seed=seed))
         assert re.fullmatch(r"[a-z]\d+@mail\.example", result["shelf"]) and "tome" not in result["title"]
+
+
+def test_a_choice_of_a_schema_that_only_results_say_is_renamed_and_no_word_of_the_wording() -> None:
+    # Else the network answers with the commonest one, and never looks: two stations, "plain and coast".
+    wings = {"type": "string", "enum": ["north", "south"]}
+    of_wing = ToolSpec(
+        server="library",
+        name="list_books",
+        description="Books of a wing.",
+        input_schema={"type": "object", "properties": {"wing": wings}},
+    )
+    catalog = {**CATALOG, "library.list_books": of_wing}
+    told = [
+        demonstration(f"What is the title of {n}?", book=str(n), title=("north", "south")[n % 2], shelf="P1")
+        for n in range(10, 40)
+    ]
+    augmentation = renaming(told, catalog)
+    assert not {"north", "south"} & augmentation.wording
+    titles = {parts(augmentation.rewritten(each, seed=n))[2]["title"] for n, each in enumerate(told)}
+    assert len(titles) > 20
+    asked = demonstration("What is the title in north?", book="north", title="tome", shelf="P1")
+    augmentation = renaming([asked, *told], catalog)  # as an argument it is chosen from the schema
+    assert {"north"} == {"north", "south"} & augmentation.wording
