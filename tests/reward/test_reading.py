@@ -1368,3 +1368,105 @@ def test_another_value_that_is_shown_is_none_of_a_set_wherever_it_stands(other: 
     check = {"type": "set", "value": ["amber", "birch", "cedar"]}
     held = those_that_hold(check, [right, *wrong], said="Which tags are there?", shown=shown, on_line=on_line)
     assert held == [right]
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "choice", "value": "Attic", "options": ["Attic", "Red Room"]},
+            "Is the piano in the Red Room or in the Attic?",
+            "The piano was moved from the Red Room to the Attic. The Red Room now has the harmonium.",
+            "In the Attic; the Red Room has the harmonium.",
+            "In the Attic; the piano is in the Red Room.",
+        ),
+        (
+            {"type": "choice", "value": "Profibulk", "options": ["Profibulk", "Munken Pure"]},
+            "Which paper has the largest stock, Profibulk or Munken Pure?",
+            "Profibulk 21750\nMunken Pure 18400",
+            "Profibulk. Munken Pure was ordered on Monday.",
+            "Profibulk. Actually no, Munken Pure is the one.",
+        ),
+        (
+            {"type": "yes_no", "value": True},
+            "Is the fix in version 4.2?",
+            "fixed_in: 4.2\nbackport: none",
+            "Yes. It was not backported to older releases.",
+            "Yes. The fix is not in 4.2.",
+        ),
+        (
+            {"type": "set", "value": ["Rope Walk", "Chapel Rise"]},
+            "Which stops have no step-free access?",
+            "Riverside,yes\nRope Walk,no\nChapel Rise,no\nCorn Exchange,yes",
+            "Rope Walk and Chapel Rise don't have step-free access. The lift at Riverside works again.",
+            "Rope Walk and Chapel Rise don't exist.",
+        ),
+        (
+            {"type": "set", "value": ["K-1", "K-2"]},
+            "Which orders are unpaid?",
+            "K-1,unpaid\nK-2,unpaid\nK-3,paid",
+            "K-1 and K-2 haven't been paid yet.",
+            "K-1, K-2 and K-3 haven't been paid yet.",
+        ),
+        (
+            {"type": "pairs", "value": {"C3": 76, "E3": 64}},
+            "What are the velocities of C3 and E3?",
+            "pitch,velocity\nC3,76\nE3,64",
+            "C3 has 76 and E3 has 64. E3 is the softest of them.",
+            "C3 has 64 and E3 has 76. E3 is the softest of them.",
+        ),
+        (
+            {"type": "number", "value": 1.5, "unit": "%"},
+            "What share of the tests failed?",
+            "tests_total=2400\nfailed_pct=1.5",
+            "1.5%, that is 36 out of 2,400.",
+            "36%, that is 36 out of 2,400.",
+        ),
+        (
+            {"type": "number", "value": 14},
+            "How many containers are running?",
+            "Containers: 23\nRunning: 14\nStopped: 9",
+            "14 of your 23 containers are running.",
+            "All of your 23 containers are running.",
+        ),
+        (
+            {"type": "number", "value": 21.7, "unit": "GB"},
+            "How much space could I reclaim?",
+            "size: 38.2 GB\nreclaimable: 21.7 GB",
+            "You could free up 21.7 GB.",
+            "It could be 21.7 GB.",
+        ),
+        (
+            {"type": "number", "value": 37000, "unit": "ft"},
+            "How high is it?",
+            '{"alt_ft": 37000, "gs_kt": 451}',
+            "37,000 ft (around 11,280 m).",
+            "37,000 m (around 121,400 ft).",
+        ),
+        (
+            {"type": "number", "value": 742, "unit": "MB"},
+            "How big is the table?",
+            "events,742 MB",
+            "742 MB (about 0.72 GB).",
+            "742 MB or 0.27 GB.",
+        ),
+        (
+            {"type": "date", "value": "13:30"},
+            "Until when is the counter open?",
+            "open until 13:30, phones until 12:00",
+            "Until half past one.",
+            "Until half past two.",
+        ),
+        (
+            {"type": "date", "value": "2023-09-14"},
+            "When was it last coated?",
+            "coated: 2023-09-14\ncoated: 2017-08-30",
+            "In September 2023, on the 14th to be exact.",
+            "In September 2023, on the 30th to be exact.",
+        ),
+    ],
+)
+def test_remarks_denials_that_are_asked_and_spoken_times_are_read(
+    check: dict[str, Any], said: str, shown: str, right: str, wrong: str
+) -> None:
+    assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]

@@ -157,18 +157,17 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     sentences = [part for part in dict.fromkeys(sentences) if part.strip()]
     options = (True, False) if check.type == "yes_no" else check.options
     plainly = [replace(context, said="")] if check.type == "yes_no" else []
-    for heard in (*plainly, context):  # a plain yes or no tells more than other words
+    for heard in (*plainly, context):
         told = [part for part in sentences[1:] if not _REASON.match(part)]
         parts = [(part, o) for part in told for o in options if is_given(check, [o], part, heard)]
         given: list[Any] = []
         for part, o in parts:
             is_remark = value in given and not _is_of_asked(part, o, context)
+            is_remark |= o is True and NEGATED.search(part) is not None  # "A is verified, B is not"
             if o == value or not (is_remark or is_about_another(part, [str(value)], context)):
                 given.append(o)
         if given and given[-1] != value:
             return False  # corrected
-        if given:
-            break
     return any(
         is_given(check, [value], part, context) and not denied_after(text, text.find(part) + len(part))
         for part in (*sentences, _THEREFORE.split(text)[-1])
