@@ -66,6 +66,7 @@ _REASON = pattern("reason")
 _GIVEN_REASON = re.compile(r", (?:as|since|because|now that)\b[^.;\n]*", re.IGNORECASE)
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _LOWER_CASE = re.compile(r"(?<!\w)[a-z]+(?!\w)")
+_CAN_OR = re.compile(r"(\b(?:can|may) [^.;\n]*?,[^.;\n]*?\b)or\b")  # "They can pay by A, B or C"
 _CORRECTS = re.compile(r"\W*(?:actually|no|sorry|wait|correction|rather|or|i mean|in fact)\b", re.I)
 _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
@@ -92,6 +93,7 @@ def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerConte
         answer = _OF_OTHERS.sub("", answer)
     if check.type == "set":
         answer = _GIVEN_REASON.sub("", answer)
+        answer = _CAN_OR.sub(r"\1and", answer)
     texts = [format_value(fact) for fact in facts]
     return (
         is_short(check, answer, texts, context)
@@ -150,10 +152,10 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         _COMPARISON.sub(lambda m: m[0] if HEDGE.search(m[1]) or not re.search(r"\d", m[1]) else "", text)
     )
     if is_json_object(value):  # without what is said of one of the things besides
-        parts = _SENTENCE.split(text)
         values = [*map(format_value, value.values())]
-        told = [p for p in parts if not _is_remark(p, values, context)]
-        sentences.append("\n".join(told))
+        parts = [part for part in _SENTENCE.split(text) if not _is_remark(part, values, context)]
+        told = "\n".join(parts)
+        sentences += [told, _THEREFORE.split(told)[0]]
     sentences = [part for part in dict.fromkeys(sentences) if part.strip()]
     options = (True, False) if check.type == "yes_no" else check.options
     plainly = [replace(context, said="")] if check.type == "yes_no" else []

@@ -112,7 +112,8 @@ _PAST = re.compile(
 _OWNED = re.compile(r"(?<=\w)(?<![Ii]t)'s? (\w+)")  # "A's order" of the orders that are asked about
 _ASKS_FIRST = re.compile(r"\b(?:first|earlier|before|sooner)\b", re.IGNORECASE)
 _FOLLOWED = re.compile(
-    r"[^,;.\n]{0,60}\b(?:follow(?:s|ed)|c[ao]mes? (?:second|2nd|next|later|after|before))\b(?! by\b)[^;.\n]*"
+    r",? (?:before|ahead of) [^;.\n]*"
+    r"|[^,;.\n]{0,60}\b(?:follow(?:s|ed)|c[ao]mes? (?:second|2nd|next|later|after|before))\b(?! by\b)[^;.\n]*"
 )
 _OF = re.compile(r"'s? (?=\w)")
 _REASON = pattern("reason")
@@ -137,12 +138,8 @@ def read_answer(text: str, check: AnswerCheck) -> str:
         text = _THEN.sub(", ", text)
     if check.type in ("list", "pairs", "set"):
         text = _TABLE_HEAD.sub("", text)
-    pairs: Mapping[str, Any] = check.value if is_json_object(check.value) else {}
-    if check.type == "pairs" and not _has_total(text, pairs):
-        text = _OUT_OF.sub("", text)
-        if all(isinstance(value, int) for value in pairs.values()):
-            text = _OF_ALL.sub("", text)
-            text = _SCORE.sub(r"\1 \2, \4 \3", text) if len(pairs) == 2 else text
+    if check.type == "pairs" and is_json_object(check.value):
+        text = _read_pairs(text, check.value)
     if check.type == "number":
         text = _INCHES.sub(" inches", text)
         if check.unit == "%":
@@ -168,6 +165,18 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     return as_durations(text, is_short=_is_short_time(check, unit)) if is_time else text
 
 
+def _read_pairs(text: str, pairs: Mapping[str, Any]) -> str:
+    """A text about pairs without conversions and what their values are out of; "2:1" of two as both."""
+    text = _without_conversions(text, None)
+    if _has_total(text, pairs):
+        return text
+    text = _OUT_OF.sub("", text)
+    if all(isinstance(value, int) for value in pairs.values()):
+        text = _OF_ALL.sub("", text)
+        text = _SCORE.sub(r"\1 \2, \4 \3", text) if len(pairs) == 2 else text
+    return text
+
+
 def _with_percent(text: str, value: float | None) -> str:
     """A text with "36 out of 2400" in percent, or without it if it says the share in percent too."""
     decimals = len(format_value(value).partition(".")[2])
@@ -186,11 +195,14 @@ def _without_conversions(text: str, value: Any) -> str:
     for first, second in reversed([*pairwise(amounts(text))]):
         rounded = replace(first, decimals=min(first.decimals, second.decimals))
         is_same = first.rate == second.rate is not None and numbers_equal(first.number, second.number)
-        if (
-            _OR.fullmatch(text[first.end : second.start]) and (is_same or is_conversion(second, rounded))
-        ) or (_ABOUT.fullmatch(text[first.end : second.start]) and is_rounded(second, first)):
+        between = text[first.end : second.start]
+        is_or = _OR.fullmatch(between) or (value is None and between == " (")
+        if (is_or and (is_same or is_conversion(second, rounded))) or (
+            _ABOUT.fullmatch(between) and is_rounded(second, first)
+        ):
             rest = _IF_LIKED.sub("", text[second.end :].removeprefix(")"))
-            kept = second if second.number == as_number(value) != first.number else first
+            target = None if value is None else as_number(value)
+            kept = second if second.number == target != first.number else first
             text = text[: first.start] + text[kept.start : kept.end] + rest
     return text
 
@@ -411,7 +423,9 @@ def _shown_among(rest: str, items: Sequence[Any], context: AnswerContext) -> boo
         if BLANK in before and "|" not in line:
             others = [part for part in _SEPARATOR.split(before)[:-1] if BLANK not in part]
             others = [_PREDICATE.split(part)[-1] for part in others]
-            others += [joined[1]] if (joined := _JOINED_LAST.match(behind)) else []
+            if joined := _JOINED_LAST.match(behind):
+                last = joined[1].casefold().removeprefix("the ")
+                others += [last, *(leaf for leaf in leaves if len(leaf) > 3 and last.startswith(f"{leaf} "))]
             if leaves & {part.strip(" .*`\"'").casefold() for part in others} - {""}:
                 return True
     return False

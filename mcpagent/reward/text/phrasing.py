@@ -22,6 +22,7 @@ _MIN_VALUE = 3  # characters; "a", "of" and the like occur in any answer
 _MAX_VALUES = 5000  # of the results that are looked at, so that a huge result costs no time
 
 _TOKEN = re.compile(r"[^\W_]+")
+_NUMBER = re.compile(r"-?\d[\d.,]*")
 _JSON = re.compile(r"""[{\[]\s*(?:\{\s*)?["'][^"'\n]{1,80}["']\s*:""")
 _PAIR = re.compile(r"[\s*-]*[A-Za-z][\w .*-]{0,30}:\**\s+\S")  # a line that names what it tells
 _ESCAPED = re.compile(r"\\[nrt]")  # a text that was put into JSON
@@ -183,6 +184,7 @@ def _offers_others(answer: str, facts: Sequence[str], context: AnswerContext, *,
     given = plain(" ".join([context.said, context.reference or "", *facts]))
     plain_facts = {plain(fact) for fact in facts}
     spoken = plain(without_markup(answer))
+    is_number = is_typed and all(map(_NUMBER.fullmatch, plain_facts))
     named: dict[str, str] = {}  # value -> its field, of the values that the answer mentions
     fields: set[str] = set()  # that hold a fact
     for count, (place, value) in enumerate(_values(context.values, "")):
@@ -192,6 +194,8 @@ def _offers_others(answer: str, facts: Sequence[str], context: AnswerContext, *,
         if text in plain_facts:
             fields.add(place)
             continue
+        if is_number and _NUMBER.fullmatch(text):
+            continue  # a rival of a number is told by what it counts
         is_value = _MIN_VALUE <= len(text) <= _SHORT_VALUE and not any(fact in text for fact in plain_facts)
         if is_value and has_words(text, spoken) and not has_words(text, given):
             named[text] = place

@@ -91,6 +91,10 @@ _DIFFERS = re.compile(
     r"[^.,;\n\d]{0,30}?\b(?:more|less|fewer|left|missing|remain\w*|over|above|below|under|off|up|down|ahead|behind|(?!oth|aft|ev|nev)\w+er)\b"
 )
 _BY = re.compile(r"\b(?:up|down|by|another)(?: about| roughly)? [$€£]?$")
+_LABEL = re.compile(
+    r"\b(week|round|page|room|gate|track|row|floor|lane|line|run|stage|chapter|build|season) $"
+)
+_PERIOD = re.compile(r"\b(?:last|past|next|previous|coming) $")
 _ANOTHER = re.compile(r"\banother $")
 _PART = re.compile(r" of (?:them|these|which|whom)\b")
 _NOUN = re.compile(r" [^\W\d_]{3,}")
@@ -411,6 +415,7 @@ def rival_amounts(
     said = canonical(context.said)
     asked = {amount.number for amount in amounts(said)} - {as_number(value)}
     units = [one.unit for one in right if one.unit]
+    labels = {match[1] for one in right if (match := _LABEL.search(text[: one.start]))}
     remarks = [m.span() for m in _REMARK.finditer(text) if not HEDGE.search(_IF.sub("", m[0]))]
     rivals = [
         amount
@@ -421,6 +426,8 @@ def rival_amounts(
             _ALL_OF.search(text[max(0, amount.start - 6) : amount.start])
             or ORDINAL.match(text, amount.start)
             or is_in_code(text, amount)
+            or ((label := _LABEL.search(text[: amount.start])) and label[1] not in labels)
+            or (amount.unit and _PERIOD.search(text[: amount.start]))
             or is_qualified(text, *amount.span)
         )
         and not is_converted(amount, right, said)
