@@ -216,9 +216,8 @@ class Renaming:
     An entity is a word, or a number, that a result or the arguments of a call hold, or that the question
     holds and the arguments of another demonstration's call. Words of the catalog (but for choices of a schema
     that only results say), names of fields and what stands in many questions or texts keep their names, and
-    so do arguments that nothing told. Of two numbers
-    the higher one stays the higher, and if an answer or a question holds a number of its own, a sum or a
-    limit, all of them stay.
+    so do arguments that nothing told. Of two numbers the higher one stays the higher, and if an answer or a
+    question holds a number of its own, a sum or a limit, all of them stay.
     """
 
     def __init__(self, demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpec]) -> None:

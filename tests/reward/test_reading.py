@@ -1383,7 +1383,7 @@ def test_another_value_that_is_shown_is_none_of_a_set_wherever_it_stands(other: 
         (
             {"type": "choice", "value": "Profibulk", "options": ["Profibulk", "Munken Pure"]},
             "Which paper has the largest stock, Profibulk or Munken Pure?",
-            "Profibulk 21750\nMunken Pure 18400",
+            "Profibulk 21750\nMunken Pure 18400 (ordered on Monday)",
             "Profibulk. Munken Pure was ordered on Monday.",
             "Profibulk. Actually no, Munken Pure is the one.",
         ),
@@ -1397,8 +1397,8 @@ def test_another_value_that_is_shown_is_none_of_a_set_wherever_it_stands(other: 
         (
             {"type": "set", "value": ["Rope Walk", "Chapel Rise"]},
             "Which stops have no step-free access?",
-            "Riverside,yes\nRope Walk,no\nChapel Rise,no\nCorn Exchange,yes",
-            "Rope Walk and Chapel Rise don't have step-free access. The lift at Riverside works again.",
+            "Riverside,yes,new lift\nRope Walk,no\nChapel Rise,no\nCorn Exchange,yes",
+            "Rope Walk and Chapel Rise don't have step-free access. Riverside has a new lift.",
             "Rope Walk and Chapel Rise don't exist.",
         ),
         (
@@ -1470,3 +1470,50 @@ def test_remarks_denials_that_are_asked_and_spoken_times_are_read(
     check: dict[str, Any], said: str, shown: str, right: str, wrong: str
 ) -> None:
     assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "answers"),
+    [
+        (
+            {"type": "choice", "value": "Attic", "options": ["Attic", "Red Room"]},
+            "Is the piano in the Red Room or in the Attic?",
+            "The piano was moved from the Red Room to the Attic, and tuned there.",
+            (
+                "Attic. Red Room.",
+                "Attic. Make it the Red Room.",
+                "Attic. On second thought the Red Room.",
+                "Attic. The Red Room is correct.",
+                "It's in the Attic. It stands in the Red Room.",
+                "Red Room. The Attic was tuned.",
+                "Red Room tuned. Attic tuned. Red Room tuned.",
+            ),
+        ),
+        (
+            {"type": "yes_no", "value": True},
+            "Is the fix in version 4.2?",
+            "fixed_in: 4.2\nbackport: none",
+            (
+                "Yes. Nope.",
+                "Yes. Not really.",
+                "Yes, and no.",
+                "Yes. The fix is not in 4.2.",
+                "No. Backported.",
+            ),
+        ),
+        (
+            {"type": "name", "value": "Tomasz Wilk"},
+            "Who is the assignee of PAY-640?",
+            '[{"assignee": "Tomasz Wilk", "reporter": "A"}, {"assignee": "Ines Carvalho", "reporter": "B"}]',
+            (
+                "Tomasz Wilk. Ines Carvalho smiled.",
+                "Tomasz Wilk. Ines Carvalho is the person in charge of it.",
+                "Tomasz Wilk reported it. Ines Carvalho reported it.",
+            ),
+        ),
+    ],
+)
+def test_what_offers_two_answers_in_two_sentences_gives_none(
+    check: dict[str, Any], said: str, shown: str, answers: tuple[str, ...]
+) -> None:
+    assert those_that_hold(check, answers, said=said, shown=shown, on_line=False) == []

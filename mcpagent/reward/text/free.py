@@ -65,7 +65,7 @@ _OF_OTHERS = re.compile(  # "The other three are open."
 _REASON = pattern("reason")
 _GIVEN_REASON = re.compile(r", (?:as|since|because|now that)\b[^.;\n]*", re.IGNORECASE)
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
-_LOWER_CASE = re.compile(r"(?<!\w)[a-z]+(?!\w)")
+_NO_NAME = re.compile(r"(?<!\w)[a-z]+(?!\w)")
 _CAN_OR = re.compile(r"(\b(?:can|may) [^.;\n]*?,[^.;\n]*?\b)or\b")  # "They can pay by A, B or C"
 _CORRECTS = re.compile(r"\W*(?:actually|no|sorry|wait|correction|rather|or|i mean|in fact)\b", re.I)
 _ASIDE = re.compile(
@@ -112,21 +112,23 @@ def is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: An
     if not is_typed or check.type == "number":
         return False
     # What is denied of others, or said of them, is no offer.
-    for part in _SENTENCE.split(answer):
-        if HEDGE.search(part) or _is_remark(part, facts, context) or is_about_another(part, facts, context):
+    parts = _SENTENCE.split(answer)
+    remarks = _remarks(parts, facts, context)
+    for part in parts:
+        if HEDGE.search(part) or part in remarks or is_about_another(part, facts, context):
             answer = answer.replace(part, "")
     answer = _without_aside(CHANGED_FROM.sub(" ", answer))
     return not is_dump(answer, facts, context, is_typed=is_typed)
 
 
-def _is_remark(part: str, facts: Sequence[str], context: AnswerContext) -> bool:
-    """Whether a sentence has none of the facts, and tells something of its own that was not asked: it is no
-    line of what was shown."""
-    if ": " in part or HEDGE.search(part) or any(says(fact, part) for fact in facts):
-        return False
-    shown = {word for line in context.token_lines for word in line.split()}
-    is_of_own = not {*_LOWER_CASE.findall(part)} <= shown | SAFE
-    return is_of_own and not _is_of_asked(part, "", context)
+def _remarks(parts: Sequence[str], facts: Sequence[str], context: AnswerContext) -> list[str]:
+    """The sentences without any fact that are remarks, beside one with a fact that is none."""
+    told, others = [], []
+    for part in parts:
+        (told if any(says(fact, part) for fact in facts) else others).append(part)
+    if all(_is_remark(part, "", context) for part in told):
+        return []
+    return [p for p in others if ": " not in p and not HEDGE.search(p) and _is_remark(p, "", context)]
 
 
 def _as_written(fact: str, answer: str) -> str:
@@ -152,36 +154,49 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         _COMPARISON.sub(lambda m: m[0] if HEDGE.search(m[1]) or not re.search(r"\d", m[1]) else "", text)
     )
     if is_json_object(value):  # without what is said of one of the things besides
-        values = [*map(format_value, value.values())]
-        parts = [part for part in _SENTENCE.split(text) if not _is_remark(part, values, context)]
-        told = "\n".join(parts)
+        parts = _SENTENCE.split(text)
+        remarks = _remarks(parts, [*map(format_value, value.values())], context)
+        told = "\n".join(part for part in parts if part not in remarks)
         sentences += [told, _THEREFORE.split(told)[0]]
-    sentences = [part for part in dict.fromkeys(sentences) if part.strip()]
+    sentences = [part for part in sentences if part.strip()]
+    in_order = [*dict.fromkeys(part for part in reversed(sentences) if part != text)][::-1]
+    sentences = [*dict.fromkeys(sentences)]
     options = (True, False) if check.type == "yes_no" else check.options
     plainly = [replace(context, said="")] if check.type == "yes_no" else []
+    is_plain = False
     for heard in (*plainly, context):
-        told = [part for part in sentences[1:] if not _REASON.match(part)]
+        told = [part for part in in_order if not _REASON.match(part)]
         parts = [(part, o) for part in told for o in options if is_given(check, [o], part, heard)]
-        given: list[Any] = []
+        given: dict[bool, list[Any]] = {False: [], True: []}  # by whether it is a remark
         for part, o in parts:
-            is_remark = value in given and not _is_of_asked(part, o, context)
-            is_remark |= o is True and NEGATED.search(part) is not None  # "A is verified, B is not"
-            if o == value or not (is_remark or is_about_another(part, [str(value)], context)):
-                given.append(o)
-        if given and given[-1] != value:
+            # After a plain "no" other words that hold may be of something else: "A is verified, B is not".
+            is_remark = _is_remark(part, o, context) or (is_plain and o is True is not value)
+            if o == value or not is_about_another(part, [str(value)], context):
+                given[is_remark].append(o)
+        if (given[False] or given[True] or [value])[-1] != value:
             return False  # corrected
+        is_plain = bool(given[False])
     return any(
         is_given(check, [value], part, context) and not denied_after(text, text.find(part) + len(part))
         for part in (*sentences, _THEREFORE.split(text)[-1])
     )
 
 
-def _is_of_asked(part: str, option: Any, context: AnswerContext) -> bool:
-    """Whether a sentence with an option answers the question: it corrects, or half of what else it says is of
-    the question."""
-    told = stems(NEGATED.sub(" ", part)) - stems(f"{' '.join(SAFE)} {format_value(option)}")
-    is_of_asked = 2 * len(told & stems(canonical(context.said))) >= len(told)
-    return is_of_asked or _CORRECTS.match(part) is not None
+def _is_remark(part: str, option: Any, context: AnswerContext) -> bool:
+    """Whether a sentence tells something that was shown and is not asked, in words of its own, instead of an
+    answer: "the Red Room has the harmonium". What has not been shown may correct: "on second thought B"."""
+    asked = stems(canonical(context.said))
+    told = stems(NEGATED.sub(" ", canonical(part))) - stems(f"{' '.join(SAFE)} {format_value(option)}")
+    results = (canonical(result.content.replace("_", " ")) for result in context.results)
+    shown = {word for content in results for word in stems(content)}
+    # Without an option a name may be another value that was shown.
+    own = told if option != "" else stems(" ".join(_NO_NAME.findall(part))) & told
+    is_shown = any(is_shown_beside(amount, [], context) for amount in amounts(canonical(part)))
+    return (
+        (is_shown or bool(own & shown - asked))
+        and 2 * len(told & asked) < len(told)
+        and not _CORRECTS.match(part)
+    )
 
 
 def _without_aside(text: str) -> str:
