@@ -24,6 +24,7 @@ from mcpagent.tools.workspace import files_below
 # How soon a list of values is tried: an enum, what names or the user say, what may be meant, what is made up.
 GIVEN, LIKELY, POSSIBLE, GUESSED = range(4)
 
+_CONFIGURED = "of the configuration"
 _DEEPEST = 6  # of objects in objects
 _DRAWN = 60  # values that are made up for a parameter
 _MANY = 400  # values of one list that are remembered
@@ -110,19 +111,29 @@ class Slot:
                 listed.setdefault(repr(value), value)
 
     def likeliest(self, rank: int) -> list[tuple[Candidates, Any]]:
-        """Return the values of the lists that were accepted; if none was, of the lowest rank that has any."""
-        taken = [(each, v) for each in self.lists.values() if each.accepted for v in each.values.values()]
-        return taken or next(filter(None, map(self.values, range(rank + 1))), [])
+        """Return the values that are as likely as those of a list that was accepted, of no list that was only
+        refused; if none was accepted, those of the lowest rank that has any."""
+        taken = [each.rank for each in self.lists.values() if each.accepted]
+        if not taken:
+            return next(filter(None, map(self.values, range(rank + 1))), [])
+        lists = [each for each in self.lists.values() if each.rank <= min(taken) and each.is_open]
+        return _in_turn([each for each in lists if each.accepted or not each.refused])
 
     def values(self, rank: int) -> list[tuple[Candidates, Any]]:
-        """Return what is to be tried now, each with its list: in turn one of each list, the likelier lists
-        first. If some were accepted, none that are less likely or of a list that was only refused."""
+        """Return what is to be tried now, each with its list. If two were accepted, or a path that the server
+        was started with, none that are less likely or of a list that was only refused."""
         lists = [each for each in self.lists.values() if each.rank <= rank and each.is_open]
-        if taken := [each.rank for each in lists if each.accepted > 1]:
+        started = self.lists.get(_CONFIGURED)
+        if taken := [each.rank for each in lists if each.accepted > (each is not started)]:
             lists = [e for e in lists if e.rank <= min(taken) and (e.accepted or not e.refused)]
-        lists.sort(key=lambda each: each.rank)
-        turns = itertools.zip_longest(*([(each, v) for v in each.values.values()] for each in lists))
-        return [pair for turn in turns for pair in turn if pair is not None]
+        return _in_turn(lists)
+
+
+def _in_turn(lists: Sequence[Candidates]) -> list[tuple[Candidates, Any]]:
+    """Return one value of each list in turn, each with its list, the likelier lists first."""
+    lists = sorted(lists, key=lambda each: each.rank)
+    turns = itertools.zip_longest(*([(each, v) for v in each.values.values()] for each in lists))
+    return [pair for turn in turns for pair in turn if pair is not None]
 
 
 @dataclass(frozen=True)
@@ -240,7 +251,7 @@ def add_own_values(slot: Slot, spec: ToolSpec, *, seed: int, places: Sequence[st
         slot.add("described", LIKELY, said)
         if not form:  # of the tool, by which something else may be meant
             slot.add("named in the description", POSSIBLE, listed_values(spec.description))
-        slot.add("of the configuration", LIKELY, places if form in ("path", "url") else ())
+        slot.add(_CONFIGURED, LIKELY, places if form in ("path", "url") else ())
         for place in places if form == "path" else ():
             files = files_below(Path(place), most=_DRAWN)
             slot.add(
