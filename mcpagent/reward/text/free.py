@@ -190,10 +190,10 @@ def _is_remark(part: str, option: Any, context: AnswerContext) -> bool:
     results = (canonical(result.content.replace("_", " ")) for result in context.results)
     shown = {word for content in results for word in stems(content)}
     # Without an option a name may be another value that was shown.
-    own = told if option != "" else stems(" ".join(_NO_NAME.findall(part))) & told
+    unasked = told if option != "" else stems(" ".join(_NO_NAME.findall(part))) & told
     is_shown = any(is_shown_beside(amount, [], context) for amount in amounts(canonical(part)))
     return (
-        (is_shown or bool(own & shown - asked))
+        (is_shown or bool(unasked & shown - asked))
         and 2 * len(told & asked) < len(told)
         and not _CORRECTS.match(part)
     )
