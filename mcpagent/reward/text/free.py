@@ -123,12 +123,11 @@ def is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: An
 
 def _remarks(parts: Sequence[str], facts: Sequence[str], context: AnswerContext) -> list[str]:
     """The sentences without any fact that are remarks, beside one with a fact that is none."""
-    told, others = [], []
-    for part in parts:
-        (told if any(says(fact, part) for fact in facts) else others).append(part)
+    told = [part for part in parts if any(says(fact, part) for fact in facts)]
     if all(_is_remark(part, "", context) for part in told):
         return []
-    return [p for p in others if ": " not in p and not HEDGE.search(p) and _is_remark(p, "", context)]
+    others = (part for part in parts if part not in told and ": " not in part and not HEDGE.search(part))
+    return [part for part in others if _is_remark(part, "", context)]
 
 
 def _as_written(fact: str, answer: str) -> str:
