@@ -28,6 +28,7 @@ CHECKS: list[tuple[dict[str, Any], str]] = [
 ]
 SHOWN = "Ana Lima booked A-1 for 9.00 EUR and B-2 for 7.50 EUR, 68 € in all, on 2026-04-07 at 09:34."
 REPEATED = (
+    "can , ",
     "x",
     "1",
     "(",

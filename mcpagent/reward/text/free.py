@@ -66,7 +66,7 @@ _REASON = pattern("reason")
 _GIVEN_REASON = re.compile(r", (?:as|since|because|now that)\b[^.;\n]*", re.IGNORECASE)
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _NO_NAME = re.compile(r"(?<!\w)[a-z]+(?!\w)")
-_CAN_OR = re.compile(r"(\b(?:can|may) [^.;\n]*?,[^.;\n]*?\b)or\b")  # "They can pay by A, B or C"
+_CHOICE = re.compile(r"\b(?:can|may) ([^.;\n]*)")  # "They can pay by A, B or C"
 _CORRECTS = re.compile(r"\W*(?:actually|no|sorry|wait|correction|rather|or|i mean|in fact)\b", re.I)
 _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
@@ -93,7 +93,7 @@ def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerConte
         answer = _OF_OTHERS.sub("", answer)
     if check.type == "set":
         answer = _GIVEN_REASON.sub("", answer)
-        answer = _CAN_OR.sub(r"\1and", answer)
+        answer = _CHOICE.sub(lambda m: re.sub(r"\bor\b", "and", m[0]) if "," in m[1] else m[0], answer)
     texts = [format_value(fact) for fact in facts]
     return (
         is_short(check, answer, texts, context)

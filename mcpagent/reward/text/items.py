@@ -112,21 +112,16 @@ def pair_spans(
         return None
     marks: list[Mark] = []  # start, end, kind, things that it is or is true of
     rest = text
-    things = {thing: [thing] for thing in pairs}
     told = {format_value(value): value for value in pairs.values()}
-    longest = sorted([*things, *told], key=lambda name: (name not in things, -len(name)))
-    # What holds a thing comes before it: board 1 is not in "1-0".
-    for name in sorted(longest, key=lambda name: name in things or not any(t in name for t in things)):
-        if name in things:
-            here, owners, kind = (
-                _thing_spans(name, [*pairs], [*pairs.values()], rest, context),
-                [name],
-                "thing",
-            )
-            del things[name]
+    # Things first, the longer ones before others; but a value that holds a thing: board 1 is not in "1-0".
+    holding = [name for name in told if name not in pairs and any(thing in name for thing in pairs)]
+    names = [("value", holding), ("thing", [*pairs]), ("value", [n for n in told if n not in holding])]
+    for kind, name in ((kind, n) for kind, of_kind in names for n in sorted(of_kind, key=lambda n: -len(n))):
+        if kind == "thing":
+            here, owners = _thing_spans(name, [*pairs], [*pairs.values()], rest, context), [name]
         else:
+            here = _item_spans(told[name], rest, context, tolerance, units)
             owners = [thing for thing, other in pairs.items() if format_value(other) == name]
-            here, kind = _item_spans(told[name], rest, context, tolerance, units), "value"
         marks += [(start, end, kind, owners) for start, end in here]
         rest = blanked(rest, here, "|")
     marks.sort(key=lambda mark: mark[:2])
