@@ -13,7 +13,9 @@ from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
+from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.learning import learn
+from mcpagent.synth.explore.leaves import at_step
 from mcpagent.synth.explore.subjects import values_of, widest
 from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
 from mcpagent.synth.explore.walks import Walk
@@ -29,13 +31,13 @@ LEAST_FACTS = 30  # answers of the tools that can be asked about
 LEAST_TRAIN = 150  # tasks
 LEAST_HELDOUT = 40
 LEAST_OF_SEVERAL_CALLS = 0.15  # of the tasks: what GRPO teaches is to go on to the end
-_ENOUGH_TRAIN = 600  # tasks; with fewer it works, and the gain is less sure
+_ENOUGH = {"train": 600, "heldout": 150}  # tasks; with fewer it works, and the gain is less sure
 _MOST_OF_SEVERAL_CALLS = 0.6
 _ENOUGH_OF_SEVERAL_CALLS = 0.4  # of the tasks; with fewer the gain is small, since only they can gain
 
 LEFT_OUT = (
     "not asked, since a network of this size does not learn it: to count, to calculate, to compare, to find "
-    "a thing in a list (gen-data --explore asks for that too)"
+    "a thing in a list, or for what has one of a few values (gen-data --explore asks for that too)"
 )
 
 # How often each shape is drawn: what takes several calls above all, since only that gains by GRPO. Chains are
@@ -45,6 +47,7 @@ _WEIGHTS = {
     "missing_entity": 0.8, "missing_function": 0.3, "forbidden": 0.2,
 }  # fmt: skip
 _MOST_CALLS = 3
+_FEW_VALUES, _MANY_THINGS = 6, 4  # of a field, and for each of them on average
 _COUNTED = re.compile(r"\[\d+\]|\b(?:word|rest|number|find)\(")
 
 ABOUT = (
@@ -92,14 +95,13 @@ async def explore(
         seed=seed,
         on_progress=on_progress,
         learned=Learned(cache, graph),
-        asked=Asked(weights=_WEIGHTS, admits=is_within_reach, begins_anywhere=False),
+        asked=Asked(weights=_WEIGHTS, admits=within_reach(graph.facts), begins_anywhere=False),
     )
     apart = disjoint(made.tasks)
-    least = {"train": _ENOUGH_TRAIN, "heldout": LEAST_HELDOUT}
     data = replace(
         made,
         tasks={
-            split: tuple(map(with_short_answer, balanced(of_split, least=least.get(split, 0))))
+            split: tuple(map(with_short_answer, balanced(of_split, least=_ENOUGH.get(split, 0))))
             for split, of_split in apart.items()
         },
     )
@@ -114,14 +116,37 @@ async def explore(
     return data
 
 
-def is_within_reach(walk: Walk) -> bool:
-    """Return whether a network of this size can find the answer: in fields that have a name, not by counting
-    or calculating, and after few calls."""
-    answers = walk.answer.values if walk.answer else ()
-    references = [*answers, *(reference for step in walk.steps for _, reference in step.links)]
-    return (
-        walk.shape != "most" and len(walk.steps) <= _MOST_CALLS and not any(map(_COUNTED.search, references))
-    )
+def within_reach(facts: Sequence[Fact]) -> Callable[[Walk], bool]:
+    """Return what says whether a network of this size can find the answer of a walk: in fields that have a
+    name, not by counting or calculating, and after few calls. Nor is a field asked for that has a few values
+    for many things: to guess it pays better than to copy it, and GRPO learns them by heart."""
+    told: dict[tuple[str, str], Counter[str]] = {}
+    for fact in facts:
+        for leaf in fact.leaves:
+            told.setdefault((fact.spec.dotted, leaf.expression), Counter())[str(leaf.value)] += 1
+    guessed = [
+        field_of_tool
+        for field_of_tool, times in told.items()
+        if len(times) <= _FEW_VALUES and times.total() >= _MANY_THINGS * len(times)
+    ]
+
+    def is_within_reach(walk: Walk) -> bool:
+        answers = walk.answer.values if walk.answer else ()
+        references = [*answers, *(reference for step in walk.steps for _, reference in step.links)]
+        few = {
+            f"${{{at_step(expression, number)}}}"
+            for number, step in enumerate(walk.steps, 1)
+            for tool, expression in guessed
+            if tool == step.fact.spec.dotted
+        }
+        return (
+            walk.shape != "most"
+            and len(walk.steps) <= _MOST_CALLS
+            and few.isdisjoint(answers)
+            and not any(map(_COUNTED.search, references))
+        )
+
+    return is_within_reach
 
 
 def disjoint(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]:
@@ -149,14 +174,18 @@ def disjoint(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]
 
 
 def balanced(tasks: Sequence[Task], *, least: int) -> tuple[Task, ...]:
-    """Return the tasks without those of two calls at once that make tasks of several calls more than three of
-    five, but `least` of them. Where other questions run out, a network that sees little else answers all of
-    them twice."""
+    """Return the tasks, but `least` of them, without those of two calls at once that make tasks of several
+    calls more than three of five, and without the last of the others that make them less than half. A network
+    that sees little else answers everything twice, and only those that take several calls can gain."""
     several = [task for task in tasks if _needs_several_calls(task)]
-    most = round(_MOST_OF_SEVERAL_CALLS / (1 - _MOST_OF_SEVERAL_CALLS) * (len(tasks) - len(several)))
-    over = max(0, min(len(several) - most, len(tasks) - least))
     at_once = [task.id for task in several if task.extra_info.get("class") == "parallel"]
-    left_out = set(at_once[max(0, len(at_once) - over) :])
+    others = [task.id for task in tasks if not _needs_several_calls(task)]
+    most = round(_MOST_OF_SEVERAL_CALLS / (1 - _MOST_OF_SEVERAL_CALLS) * len(others))
+    spare = max(0, len(tasks) - least)
+    left_out = {
+        *at_once[max(0, len(at_once) - min(spare, max(0, len(several) - most))) :],
+        *others[max(0, len(others) - min(spare, max(0, len(others) - len(several)))) :],
+    }
     return tuple(task for task in tasks if task.id not in left_out)
 
 
@@ -243,8 +272,8 @@ def found_lines(data: GeneratedData) -> list[str]:
 def warnings(tasks: Mapping[str, Sequence[Task]]) -> list[str]:
     """Return what may turn out to be little."""
     made, told = len(tasks["train"]), []
-    if made < _ENOUGH_TRAIN:
-        told.append(f"{made} tasks for training are few: with {_ENOUGH_TRAIN} the gain is surer")
+    if made < (enough := _ENOUGH["train"]):
+        told.append(f"{made} tasks for training are few: with {enough} the gain is surer")
     several = sum(map(_needs_several_calls, tasks["train"]))
     if several < _ENOUGH_OF_SEVERAL_CALLS * made:
         told.append(

@@ -16,6 +16,7 @@ import pytest
 
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import AnswerCheck, Task
+from mcpagent.core.tools import ToolSpec
 from mcpagent.demo.controls import run_controls
 from mcpagent.demo.explored import (
     ExploredServers,
@@ -24,6 +25,7 @@ from mcpagent.demo.explored import (
     shortfalls,
     warnings,
     with_short_answer,
+    within_reach,
 )
 from mcpagent.demo.job import QuickstartJob, Stages, open_job
 from mcpagent.demo.quickstart import quickstart, run_stages
@@ -32,6 +34,9 @@ from mcpagent.reward.answer import answer_holds
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
+from mcpagent.synth.explore.graph import Fact
+from mcpagent.synth.explore.leaves import leaves_of
+from mcpagent.synth.explore.walks import Answer, Step, Walk
 
 pytestmark = pytest.mark.system
 
@@ -288,6 +293,28 @@ def test_tasks_of_two_calls_at_once_give_way_where_other_questions_run_out() -> 
     assert balanced([*both[:3], *chains, *alone], least=0) == (*both[:3], *chains, *alone)
     assert balanced([*chains, *alone[:1]], least=0) == (*chains, *alone[:1]), "chains are few, and stay"
     assert len(balanced([*both, *chains, *alone], least=14)) == 14, "but not below what is enough"
+    kept = [t.id for t in balanced([*alone, *both[:3]], least=0)]
+    assert kept == ["a0", "a1", "a2", "b0", "b1", "b2"], "half of the tasks at least can gain"
+    assert len(balanced([*alone, *both[:1]], least=4)) == 4
+
+
+def test_a_field_with_few_values_for_many_things_is_not_asked_for() -> None:
+    """There are four regions for eight stations: to guess pays. Of the heights all are different."""
+    spec = ToolSpec(server="weather", name="station", description="", input_schema={})
+    facts = [
+        Fact(spec, {"id": n}, leaves_of({"region": "coast" if n % 2 else "plain", "height": 100 + n}))
+        for n in range(8)
+    ]
+    is_within_reach = within_reach(facts)
+
+    def asking(*values: str) -> Walk:
+        steps = tuple(map(Step, facts[: len(values)]))
+        return Walk("single", "single", steps, "it", Answer("name", values))
+
+    assert is_within_reach(asking("${step1.height}", "${step2.height}"))
+    assert not is_within_reach(asking("${step1.region}"))
+    assert not is_within_reach(asking("${step1.height}", "${step2.region}"))
+    assert within_reach(facts[:7])(asking("${step1.region}")), "of seven it is no habit yet"
 
 
 def test_two_things_are_answered_without_their_names() -> None:
