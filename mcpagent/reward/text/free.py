@@ -15,6 +15,7 @@ from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.text.amounts import amounts
 from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.corrections import NO_TITLE, is_taken_back
 from mcpagent.reward.text.exchange import exchanges
 from mcpagent.reward.text.grammar import unwrapped
 from mcpagent.reward.text.line import CHANGED_FROM, is_given, read_answer, without_asked_bound
@@ -48,13 +49,12 @@ MAX_WORDS = (
 SHORT_ANSWER_WORDS = 60  # an answer may always have so many
 _SCALAR = ("number", "name", "date", "choice")
 _ZERO = ("0", "none", "no", "nobody", "nothing", "never")
-_NO_TITLE = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bMrs\.)(?<!\bMme\.)(?<!\bProf\.)"
 _SENTENCE = re.compile(
-    rf"(?<=[.!?;]){_NO_TITLE}\s+"
+    rf"(?<=[.!?;]){NO_TITLE}\s+"
     r"(?!\d|(?:jan|feb|mar|apr|may|ju[nl]|aug|sep|oct|nov|dec)[a-z]*\.?,? \d{4})|\n+| - ",
     re.I,
 )
-_LINE = re.compile(rf"(?<=[.!?]){_NO_TITLE}\s+(?=[A-Z])|\n+")
+_LINE = re.compile(rf"(?<=[.!?]){NO_TITLE}\s+(?=[A-Z])|\n+")
 _OF_OTHERS = re.compile(  # "The other three are open."
     r"(?:^|(?<=[.!?;,(\n])\s?)(?:(?:and|but|while|whereas) )?(?:all )?the "
     r"(?:others|rest|one (?:before|after)"
@@ -68,13 +68,15 @@ _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _NO_NAME = re.compile(r"(?<!\w)[a-z]+(?!\w)")
 _CHOICE = re.compile(r"\b(?:can|may) ([^.;\n]*)")  # "They can pay by A, B or C"
 _CORRECTS = re.compile(r"\W*(?:actually|no|sorry|wait|correction|rather|or|i mean|in fact)\b", re.I)
+_BRACKETED = re.compile(r" \(((?:[^()\s]+ )+[^()\s]+)\)")
 _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
     r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
 _COMPARISON = re.compile(
     r"(?:,\s+(?:unlike|(?:well )?within|(?:\w+ ){0,4}(?:more|less|(?!oth|aft|ev|nev)\w+er)(?: \w+)? than)"
-    r"|\s(?:compared (?:with|to)|against|ahead of|behind|followed by|vs\.?|versus(?![^()\n]*\))))(?=\s)"
+    r"|(?:, \d[\d.]*(?: \w+)?)?\s(?:compared (?:with|to)|against|ahead of|behind|followed by|vs\.?"
+    r"|versus(?![^()\n]*\))))(?=\s)"
     r"((?:[^,.;\n]|[.,](?=\d))*)"
 )
 
@@ -98,6 +100,7 @@ def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerConte
     return (
         is_short(check, answer, texts, context)
         and not (check.type in _SCALAR and exchanges(value, answer, context))
+        and not is_taken_back(check, value, read_answer(answer, check), context)
         and _states(check, value, read_answer(answer, check), context)
         and is_answer(check, answer, texts, context)
     )
@@ -153,6 +156,9 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         _COMPARISON.sub(lambda m: m[0] if HEDGE.search(m[1]) or not re.search(r"\d", m[1]) else "", text)
     )
     if is_json_object(value):  # without what is said of one of the things besides
+        sentences.append(
+            _BRACKETED.sub(lambda m: m[0] if _CORRECTS.match(m[1]) or HEDGE.search(m[1]) else "", text)
+        )
         parts = _SENTENCE.split(text)
         remarks = _remarks(parts, [*map(format_value, value.values())], context)
         told = "\n".join(part for part in parts if part not in remarks)

@@ -19,6 +19,7 @@ from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_array, is_json_object, numbers_equal
 from mcpagent.reward.text.amounts import amounts, as_durations, is_conversion, is_rounded, units_of
 from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.corrections import is_taken_back
 from mcpagent.reward.text.grammar import (
     BRACKETS,
     FEW_WORDS,
@@ -49,7 +50,8 @@ from mcpagent.reward.text.yes_no import polarity
 
 MAX_LINE_WORDS = 40  # and what the value takes
 _OUT_OF = re.compile(
-    r"(?<=\d) \(?(?:out )?of (?:the |its |their |your |our |all )?\d+\b\)?(?![-.,/:]\d)"
+    r"(?<=\bone) of the \d+\b"
+    r"|(?<=\d) \(?(?:out )?of (?:the |its |their |your |our |all )?\d+\b\)?(?![-.,/:]\d)"
     r"|(?<=\d) ?/ ?(?:5|10|100)\b(?![\w./])"
     r"|,? out of (?:[a-z]+ ){0,2}\d+\b(?![-.,/:]\d)"
     r"|,? of an? (?:estimated|expected|planned|possible|maximum|total)(?: of)? \d+\b(?![-.,/:]\d)"
@@ -105,7 +107,7 @@ _SEPARATOR = re.compile(r"[,;&|\n]|\band\b")
 _UNIT_OF_TIME = {"s", "second", "seconds", "min", "minute", "minutes", "h", "hour", "hours", "days"}
 CHANGED_FROM = re.compile(r"\bfrom [^,;.\n]{1,60} (?=to\b)", re.IGNORECASE)
 _PAST = re.compile(
-    r"\b(?:previously|formerly|until then|used to be"
+    r"\b(?:after(?: the)?|previously|formerly|until then|used to be"
     r"|had (?:first|1st|originally) \w+(?: for)?(?: an?| the)?) $",
     re.IGNORECASE,
 )
@@ -231,7 +233,11 @@ def is_given(check: AnswerCheck, values: Sequence[Any], text: str, context: Answ
         return False
     if not is_short_line(text, values):
         return False
-    return any(_gives(check, value, text, context) for value in values)
+    return any(
+        _gives(check, value, text, context)
+        and not (context.on_line and is_taken_back(check, value, text, context))
+        for value in values
+    )
 
 
 def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
@@ -248,7 +254,7 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             text = _without_asked_phrases(text, check.options, context.said)
             asked = stems(context.said) - stems(" ".join(map(str, check.options)))
             text = _OWNED.sub(lambda m: " " if stem(m[1].casefold()) in asked else m[0], text)
-            if _ASKS_FIRST.search(context.said):
+            if _ASKS_FIRST.search(context.said) and not any(map(_ASKS_FIRST.search, map(str, check.options))):
                 text = _FOLLOWED.sub(" ", text)
             spans = [s for s in option_spans(check, value, text) if not _PAST.search(text[: s[0]])]
             others = [

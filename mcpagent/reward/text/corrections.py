@@ -1,0 +1,101 @@
+"""A value that is taken back: "52 - sorry, I meant 47", "Ada. Or rather Grace."."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mcpagent.core.placeholders import format_value
+from mcpagent.core.tasks import AnswerCheck
+from mcpagent.reward.text.amounts import amounts, is_conversion, is_rounded
+from mcpagent.reward.text.canonical import canonical
+from mcpagent.reward.text.grammar import blanked
+from mcpagent.reward.text.moments import Span, agree, moments, whole_moment
+from mcpagent.reward.text.names import words
+from mcpagent.reward.text.naming import option_spans
+from mcpagent.reward.text.phrasing import AnswerContext
+from mcpagent.reward.text.rivals import is_about_another
+from mcpagent.reward.text.spans import value_spans
+from mcpagent.reward.text.vocabulary import FUNCTION_WORDS, field_labels, stem, stems
+from mcpagent.reward.text.words import pattern
+
+_CORRECTION = pattern("correction")
+NO_TITLE = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bMrs\.)(?<!\bMme\.)(?<!\bProf\.)(?<!\bvs\.)"
+_SENTENCE = re.compile(rf"(?<=[.!?;]){NO_TITLE}\s+|\.{{2,}}\s*|\n+")
+_PART = re.compile(r"\s-\s|[()]")
+_PLAIN = {word for word, letter in FUNCTION_WORDS.items() if letter in "ca,"}
+_PLAIN |= {"it", "that", "this", "so", "also", "final", "finally", "answer", "result", "value"}
+_WORD = re.compile(r"[^\W_][\w'-]*")
+
+
+def is_taken_back(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
+    """Return whether what follows a value in a text says nothing but another one of its kind."""
+    if check.type not in ("number", "date", "name", "choice"):
+        return False
+    sentences = [sentence for sentence in _SENTENCE.split(text) if sentence.strip()]
+    spans_of_sentences = [_spans(check, value, sentence, context) for sentence in sentences]
+    of_value = [n for n, spans in enumerate(spans_of_sentences) if spans]
+    if not of_value:
+        return False
+    last = of_value[-1]
+    tail = sentences[last][max(end for _, end in spans_of_sentences[last]) :]
+    parts = [tail, *_PART.split(tail), *sentences[last + 1 :]]
+    corrected = [part for part in parts if _CORRECTION.search(part)]
+    return any(
+        _is_another(check, value, _CORRECTION.sub(" ", part), text, context, corrects=part in corrected)
+        for part in (*corrected, *sentences[last + 1 :])
+    )
+
+
+def _is_another(
+    check: AnswerCheck, value: Any, part: str, text: str, context: AnswerContext, *, corrects: bool
+) -> bool:
+    """Whether a part says another value and nothing else, but words of the question if it `corrects`."""
+    said = canonical(context.said)
+    others = _others(check, value, part, text, said, context)
+    heard = stems(said) if corrects else frozenset[str]()
+    rest = [
+        word
+        for word in _WORD.findall(blanked(part, others, " "))
+        if word.casefold() not in _PLAIN and stem(word.casefold()) not in heard
+    ]
+    if others or check.type != "name":
+        return bool(others) and not rest
+    if not corrects and is_about_another(part, [format_value(value)], context):
+        return False
+    shown = {word for result in context.results for word in words(result.content)}
+    labels = {word for result in context.results for word in field_labels(result.content)}
+    named = {word for word in words(" ".join(rest)) if len(word) > 1}
+    named -= labels | {*words(format_value(value))}
+    return bool(named) and named <= shown and (corrects or all(word[0].isupper() for word in rest))
+
+
+def _spans(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> list[Span]:
+    if check.type == "choice":
+        return option_spans(check, value, text)
+    return value_spans(check, value, text, context, is_strict=False)
+
+
+def _others(
+    check: AnswerCheck, value: Any, part: str, text: str, said: str, context: AnswerContext
+) -> list[Span]:
+    """Where a part says another number, date or option, of which the question has not spoken."""
+    if check.type == "choice":
+        options = (option for option in check.options if option != value)
+        return [span for option in options for span in option_spans(check, option, part)]
+    if check.type == "date":
+        meant = whole_moment(format_value(value))
+        heard = [*moments(said), *([meant] if meant else [])]
+        return [(m.start, m.end) for m in moments(part) if not any(agree(m, each) for each in heard)]
+    if check.type == "number":
+        spans = _spans(check, value, text, context)
+        right = [a for a in amounts(text) if any(start <= a.start < end for start, end in spans)]
+        heard = {amount.number for amount in (*amounts(said), *right)}
+        return [
+            amount.span
+            for amount in amounts(part)
+            if amount.number not in heard
+            and not any(m.start <= amount.start < m.end for m in moments(part))
+            and not any(is_conversion(amount, one) or is_rounded(amount, one) for one in right)
+        ]
+    return []

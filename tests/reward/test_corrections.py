@@ -1,0 +1,82 @@
+"""A value that is followed by another one of its kind, which takes it back, is no answer, whatever the result
+is: prose, in which nobody can tell what each value is of, or records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mcpagent.core.tasks import AnswerCheck
+from mcpagent.core.tools import ToolResult
+from mcpagent.reward.answer import answer_holds
+from mcpagent.reward.text.phrasing import AnswerContext
+
+FORMS = [
+    *("{v} - sorry, I meant {o}", "{v}. Sorry, I meant {o}.", "{v}. I meant {o}.", "{v}. Correction: {o}."),
+    *("{v}. Or rather {o}.", "{v}. Make that {o}.", "{v}... no, {o}.", "{v}. Wait, it is {o}.", "{v}; {o}"),
+    *("{v}. On second thought, {o}.", "{v}. Actually {o}.", "{v}. It is {o}.", "{v}. {o}.", "{v}\n{o}"),
+    *("{v}. That should read {o}.", "Not {o} but {v}? {o}!", "{v} (I mean {o})", "{v}, I mean {o}"),
+    *("It is {v}. Scratch that: {o}.", "{v}. Oops, {o}.", "{v}. The answer is {o}.", "{v}. No, {o}."),
+]
+Case = tuple[dict[str, Any], str, str, str, str, str]
+CASES: list[Case] = [  # a check, the question, its value, another one, what is shown in prose and in records
+    (
+        {"type": "date", "value": "2026-03-04T10:41"},
+        "When does a arrive?",
+        *("2026-03-04T10:41", "2026-05-28T14:01"),
+        *("a,2026-03-04T10:41\nb,2026-05-28T14:01", '[{"id": "a", "at": "%v"}, {"id": "b", "at": "%o"}]'),
+    ),
+    (
+        {"type": "name", "value": "Tomasz Wilk"},
+        "Who is the assignee of a?",
+        *("Tomasz Wilk", "Ines Carvalho"),
+        *(
+            "a goes to Tomasz Wilk; b to Ines Carvalho",
+            '[{"id": "a", "who": "%v"}, {"id": "b", "who": "%o"}]',
+        ),
+    ),
+    (
+        {"type": "number", "value": 52},
+        "How many has a?",
+        *("52", "47"),
+        *("a has 52, b has 47", '[{"id": "a", "n": %v}, {"id": "b", "n": %o}]'),
+    ),
+    (
+        {"type": "choice", "value": "high", "options": ["low", "high"]},
+        "What priority has a?",
+        *("high", "low"),
+        *("a is high, b low", '[{"id": "a", "priority": "%v"}, {"id": "b", "priority": "%o"}]'),
+    ),
+]
+
+
+def passing(case: Case, forms: list[str]) -> list[str]:
+    check, said, value, other, *shown = case
+    held: list[str] = []
+    for content in shown:
+        content = content.replace("%v", value).replace("%o", other)
+        result = ToolResult(call_id="c", server="s", tool="get", content=content)
+        context = AnswerContext(said=said, results=(result,))
+        for text in (form.format(v=value, o=other) for form in forms):
+            for on_line in (False, True):
+                answer = f"Answer: {text}" if on_line else text
+                if answer_holds(AnswerCheck.model_validate(check), answer, {}, context, on_line=on_line):
+                    held.append(f"{'line' if on_line else 'free'}: {text}")
+    return held
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0]["type"])
+def test_a_value_that_is_taken_back_is_no_answer(
+    case: Case,
+) -> None:
+    assert passing(case, FORMS) == []
+    assert len(passing(case, ["{v}", "It is {v}."])) == 8, "the value alone is one"
+
+
+@pytest.mark.parametrize("case", CASES[2:3], ids=lambda case: case[0]["type"])
+def test_what_is_said_of_another_one_takes_nothing_back(
+    case: Case,
+) -> None:
+    held = passing(case, ["{v}. The run before took {o}."])
+    assert [text[:4] for text in held] == ["free"]
