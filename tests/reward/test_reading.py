@@ -1517,3 +1517,133 @@ def test_what_offers_two_answers_in_two_sentences_gives_none(
     check: dict[str, Any], said: str, shown: str, answers: tuple[str, ...]
 ) -> None:
     assert those_that_hold(check, answers, said=said, shown=shown, on_line=False) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "date", "value": "2026-01-07"},
+            "When was v3.2.0 released?",
+            "| tag | published |\n|---|---|\n| v3.2.1 | 2026-02-04 |\n| v3.2.0 | 2026-01-07 |",
+            "v3.2.0 came out on 2026-01-07. It was followed by v3.2.1 on 2026-02-04.",
+            "v3.2.0 came out on 2026-02-04. It was followed by v3.2.1 on 2026-01-07.",
+        ),
+        (
+            {"type": "number", "value": 52, "unit": "min"},
+            "How many minutes did the nightly run take on 12 March?",
+            "date        conclusion  minutes\n2026-03-13  success     47\n2026-03-12  success     52",
+            "52 minutes. The run on the 13th took 47 minutes.",
+            "52 minutes. Sorry, it took 47 minutes on the 12th.",
+        ),
+        (
+            {"type": "date", "value": "2026-03-04T10:41"},
+            "When does it arrive?",
+            "a,2026-03-04T10:41\nb,2026-05-28T14:01",
+            "2026-03-04T10:41, as planned",
+            "2026-03-04T10:41 - sorry, I meant 2026-05-28T14:01",
+        ),
+        (
+            {"type": "choice", "value": "before", "options": ["inside", "before", "after"]},
+            "Does the meeting fall inside, before or after working hours?",
+            '{"local_time": "07:30", "window": "09:00-17:00", "verdict": "before"}',
+            "At 7:30 AM, which is before working hours (09:00-17:00).",
+            "At 7:30 AM, which is inside working hours (09:00-17:00).",
+        ),
+        (
+            {"type": "pairs", "value": {"Maya": "Kitefield", "Ian": "Brackwater"}},
+            "Whom do Maya and Ian work for?",
+            "Maya works_at Kitefield\nIan works_at Brackwater\nIan worked_at Kitefield",
+            "Maya works for Kitefield and Ian for Brackwater (he used to be at Kitefield).",
+            "Maya works for Kitefield and Ian for Brackwater (sorry, for Kitefield).",
+        ),
+        (
+            {"type": "date", "value": "2026-04-04T17:00"},
+            "When is the next match of Skerry United?",
+            "2026-04-04 17:00  Skerry United - Holm IF (home)",
+            "They play on 4 April 2026 at 17:00 against Holm IF.",
+            "They play on 4 April 2026 at 17:00 if it is dry.",
+        ),
+        (
+            {"type": "pairs", "value": {"Adelaide": "+10:30", "Caracas": "-04:00"}},
+            "What UTC offsets do Adelaide and Caracas have?",
+            "Australia/Adelaide +10:30\nAmerica/Caracas -04:00",
+            "Adelaide is at UTC+10:30 and Caracas at UTC-04:00.",
+            "Adelaide is at UTC+10:30 and Caracas at UTC+04:00.",
+        ),
+        (
+            {"type": "pairs", "value": {"Rust": "71.4%", "TypeScript": "20.9%"}},
+            "Which two languages have which share?",
+            "Rust 71.4%\nTypeScript 20.9%\nShell 4.6%",
+            "Rust makes up 71.4% and TypeScript makes up 20.9% of it.",
+            "Rust makes up 71.4% and Shell makes up 20.9% of it.",
+        ),
+        (
+            {"type": "number", "value": 19},
+            "How many coins does the index contain?",
+            "constituents: 19\nnote: one delisted constituent",
+            "It contains 19 coins.",
+            "It contains 18 coins, since one of the 19 was delisted.",
+        ),
+        (
+            {"type": "number", "value": 46},
+            "How many points does Varde have?",
+            "Team    P   Pts\nSkerry  22  49\nVarde   22  46",
+            "Varde has 46 points, three behind Skerry.",
+            "Varde has 49 points, three behind Skerry.",
+        ),
+        (
+            {"type": "number", "value": 4},
+            "How many replicas are ready?",
+            "NAME      READY\ncheckout  4/6",
+            "4 are ready. Two pods are not ready yet.",
+            "4 are ready. Not 4, two are ready.",
+        ),
+        (
+            {"type": "number", "value": 412, "unit": "MB"},
+            "How big is the image?",
+            "size: 412 MB",
+            "412 megs.",
+            "412 gigs.",
+        ),
+        (
+            {"type": "date", "value": "2026-04-18T08:07"},
+            "When is low water?",
+            "2026-04-18T08:07",
+            "18/4 08:07",
+            "18/5 08:07",
+        ),
+        (
+            {"type": "date", "value": "2026-03-09T14:30"},
+            "When is her appointment?",
+            "2026-03-09T14:30, a crown",
+            "On 9 March at half two for a crown.",
+            "On 9 March at half three for a crown.",
+        ),
+        (
+            {"type": "pairs", "value": {"city": 14, "e-bike": 29}},
+            "What does each type of bike cost?",
+            "city | 14\ne-bike | 29",
+            "A city bike is 14, an e-bike 29.",
+            "A city bike is 29, an e-bike 14.",
+        ),
+        (
+            {"type": "number", "value": 3600, "unit": "s"},
+            "What is the TTL?",
+            "ttl 3600",
+            "It is an hour.",
+            "It is half an hour.",
+        ),
+        (
+            {"type": "yes_no", "value": False},
+            "May we show it at 80 lux?",
+            "max_lux: 50",
+            "Afraid not, 50 lux at most.",
+            "Yes, 50 lux at most.",
+        ),
+    ],
+)
+def test_other_lines_offsets_and_everyday_words_are_read_in_a_free_text(
+    check: dict[str, Any], said: str, shown: str, right: str, wrong: str
+) -> None:
+    assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]

@@ -25,6 +25,8 @@ _LONG = 6  # words: what is longer is no name
 Mark = tuple[int, int, str, list[str]]
 _SMALL = frozenset(WORDS["enumerating"].split())
 _BETWEEN = re.compile(r"[,;\n]|\band\b")
+_NUMBER = re.compile(r"(?<!\w)\d[\d.,]*(?!\w)")
+_NAME = re.compile(r"(?<=\W)[A-Z]\w+|^[A-Z]\w+")
 _CLAUSE = re.compile(r"[,;.\n]|\b(?:and|while|whereas|but)\b")
 
 
@@ -128,7 +130,7 @@ def pair_spans(
     if {mark[2] for mark in marks} == {"value"} and _is_turned_round(marks, text, context.said):
         return None
     is_told = _belong_together(marks, list(pairs)) or _are_in_turn(marks, list(pairs), text)
-    if not is_told and (with_last := _with_unsaid(marks, list(pairs), text)):
+    if not is_told and (with_last := _with_unsaid(marks, list(pairs), text, context)):
         is_told = _are_in_turn(with_last, list(pairs), text)
     return [mark[:2] for mark in marks] if is_told else None
 
@@ -170,9 +172,10 @@ def _is_turned_round(marks: list[Mark], text: str, said: str) -> bool:
     return any(one and other and max(other) < min(one) for one, other in pairwise(told))
 
 
-def _with_unsaid(marks: list[Mark], things: list[str], text: str) -> list[Mark]:
+def _with_unsaid(marks: list[Mark], things: list[str], text: str, context: AnswerContext) -> list[Mark]:
     """The marks with the one thing that is not said, at the one clause that has a value alone: "It listens on
-    80; its admin port is 81". Empty if there is no such clause, or another one has no pair."""
+    80; its admin port is 81". Empty if there is no such clause, or it names something else that was shown, or
+    another one has no pair."""
     said = {mark[3][0] for mark in marks if mark[2] == "thing"}
     unsaid = [thing for thing in things if thing not in said]
     clauses: list[list[Mark]] = []
@@ -185,6 +188,10 @@ def _with_unsaid(marks: list[Mark], things: list[str], text: str) -> list[Mark]:
     if (len(unsaid), len(alone)) != (1, 1) or any(len(c) != 2 for c in clauses if c[0] not in alone):
         return []
     start = alone[0][0]
+    named, value = {*_NAME.findall(_CLAUSE.split(text[:start])[-1])}, text[slice(*alone[0][:2])]
+    rows = [row for row in shown_leaves(context) if _NUMBER.search(row) and named & {*_NAME.findall(row)}]
+    if rows and not any(says(value, row) for row in rows):
+        return []
     return sorted([*marks, (start, start, "thing", unsaid)], key=lambda mark: mark[:2])
 
 

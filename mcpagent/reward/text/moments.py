@@ -21,6 +21,7 @@ _DATE = (
     rf"|\b{DAY}\.?[\s-]+(?:(?:of|de)\s+)?{MONTH}(?:,?[\s-]+(?:(?:of|de)\s+)?\d{{4}}\b|[\s-]'?\d\d\b(?![:.]\d))?"
     rf"|\b{MONTH}[\s-]+(?:the\s+)?{DAY}\b(?:,?[\s-]+\d{{4}}\b)?"
     rf"|\b{MONTH},?\s+(?:of\s+)?\d{{4}}\b|\b\d{{4}}-\d{{2}}\b(?!-)"
+    r"|\b\d{1,2}/\d{1,2}(?=,? (?:at )?\d{1,2}:\d\d)"
     r"|\b(?:0?[1-9]|1[0-2])/\d{4}\b|\b\d{1,2}([./])\d{1,2}\1\d\d\b(?![.,/\d])"
 )
 _TIME = (
@@ -99,7 +100,7 @@ def _moment(written: str) -> tuple[frozenset[str], tuple[datetime, ...]] | None:
     written = _ZONE_SIGN.sub(lambda m: f"{m[1]}{int(m[2]):02}:{m[3] or '00'}", written)
     written = _UNREAD.sub(" ", written)
     is_german = re.search(r"\d\.\s?\d", written) is not None and not re.search(r"\d{4}-\d", written)
-    dayfirst = [False, True] if re.search(r"\d/\d{1,2}/\d", written) else [is_german]
+    dayfirst = [False, True] if re.search(r"\b\d{1,2}/\d{1,2}(?:/\d| )", written) else [is_german]
     readings: list[datetime] = []
     said: set[str] = set()
     for order in dayfirst:
@@ -108,7 +109,7 @@ def _moment(written: str) -> tuple[frozenset[str], tuple[datetime, ...]] | None:
                 _PARSER.parse(written, dayfirst=order, default=d, tzinfos=_ZONES) for d in _DEFAULTS
             )
         except (ValueError, OverflowError):
-            return None
+            continue
         said = {name for name in _FIELDS if getattr(first, name) == getattr(second, name)}
         if "hour" in said:
             said.add("minute")  # "8 am" says it
@@ -117,7 +118,7 @@ def _moment(written: str) -> tuple[frozenset[str], tuple[datetime, ...]] | None:
         readings.append(first)
         if is_spoken and first.hour <= 12:
             readings.append(first.replace(hour=(first.hour + 12) % 24))
-    return frozenset(said), tuple(readings)
+    return (frozenset(said), tuple(readings)) if readings else None
 
 
 def moment_is(

@@ -129,7 +129,7 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
         yield _put_together(map(american, [*owner, "s", *thing]))
     if re.fullmatch(r"[A-Z][a-z]+ [a-z]{4,}", value):  # T. uncinatum
         yield tokens[0][0] + tokens[1]
-    if re.fullmatch(r"[a-z]-[^\W\d_]{4,}", value):
+    if re.fullmatch(r"[a-df-z]-[^\W\d_]{4,}", value):
         yield tokens[-1]  # hexane of n-hexane
     if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():
         yield "".join(tokens) + "s"  # leopard sharks

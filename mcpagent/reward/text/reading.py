@@ -19,6 +19,7 @@ from mcpagent.reward.text.names import name_spans
 
 _ACCOUNT = re.compile(r"[A-Z]{2}\d\d(?:\s?[\dA-Z]{2,4}){3,}")  # an IBAN, in groups or not
 _KEY = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])\S{4,}")
+_SIGNED = re.compile(r"[+-]\d\d?:\d\d")
 _SIZE = re.compile(r"(?<=\d)([KMGT])$")  # 378G, as df and kubectl say
 
 
@@ -41,6 +42,8 @@ def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = AN
         spans = moment_spans(text, moment, precision=None)
     else:
         spans = [span for span in name_spans(written, text) if not _is_other_key(text[slice(*span)], written)]
+    if _SIGNED.match(written):  # an offset of a time zone
+        return [(a, b) for a, b in spans if ("-" in text[max(a - 1, 0) : a + 1]) is (written[0] == "-")]
     if not spans and (short := re.fullmatch(r"0?0:(\d\d:\d\d)", written)):
         spans = [m.span() for m in re.finditer(rf"(?<![\d:])0?{short[1].lstrip('0')}(?![\d:])", text)]
     if spans and _SIZE.search(written):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, takewhile
 from math import isclose
@@ -86,6 +87,8 @@ _NAMED = frozenset(("named", "called"))
 _YEAR = re.compile(r"\b(?:in|during|for) (?:19|20)\d\d\b(?![-/.,]\d)", re.IGNORECASE)
 _OF_YEAR = re.compile(r"\b(?:in|during|for|of) (?:Q[1-4] )?$")
 _PER_THING = re.compile(r" per (?!hour|day|night|week|month|quarter|year)[a-z]+")
+_DAY = re.compile(r"\bthe (\d\d?)(?:st|nd|rd|th)\b")
+_THEN_CAME = re.compile(r"\W*it (?:is|was) (?:followed|preceded) by ", re.IGNORECASE)
 _CLEFT = re.compile(r"\W*it(?:'s| is| was) the (?=[^.;]* (?:that|which|who)\b)", re.IGNORECASE)
 _DIFFERS = re.compile(
     r"[^.,;\n\d]{0,30}?\b(?:more|less|fewer|left|missing|remain\w*|over|above|below|under|off|up|down|ahead|behind|(?!oth|aft|ev|nev)\w+er)\b"
@@ -339,7 +342,7 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
     if cleft := _CLEFT.match(clause):  # "it's the battery that is out of warranty"
         clause = clause[cleft.end() :]
     told, text = words(clause), canonical(clause)
-    if told[:1] and told[0] in _PRONOUNS:
+    if told[:1] and told[0] in _PRONOUNS and not _THEN_CAME.match(clause):
         return False
     has_verb = any(FUNCTION_WORDS.get(word) == "c" for word in told)
     if _is_of_other_line(text, tuple(facts), context, has_verb=has_verb):
@@ -365,23 +368,33 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
 
 
 def _is_of_other_line(text: str, facts: tuple[str, ...], context: AnswerContext, *, has_verb: bool) -> bool:
-    """Whether a clause has a value of a line that none of the facts is on, and a word of that line that
-    neither the question nor a line with a fact has: "the mean is 184.37", of the line below the median."""
+    """Whether a clause has a value of a line that none of the facts is on, and a word or a day of that line
+    that neither the question nor a line with a fact has: "the mean is 184.37", of the line below the median,
+    "it took 47 minutes on the 13th"."""
     is_pasted = ": " in text and not has_verb
     if is_pasted or any(says(fact, text) for fact in facts) or HEDGE.search(text):
         return False
     heard = stems(canonical(context.said)) | {stem(word) for word in SAFE}
     told = _stems(text) - heard
     numbers = {abs(amount.number) for amount in amounts(text)}
+    apart = numbers - {abs(amount.number) for m in moments(text) for amount in amounts(text[m.start : m.end])}
     for result in context.results:
         of_facts, others = _lines_of(result.content, facts)
         words_of_facts = frozenset[str]().union(*map(_stems, of_facts))
+        days = _days(text) - frozenset[int]().union(*map(_days, of_facts))
         for line in others:
             shared = {word for word in told & _stems(line) - words_of_facts if word[:1].isalpha()}
             same = {abs(amount.number) for amount in amounts(line)} & numbers
-            if shared and (same if numbers else has_verb):
+            if (shared and (same if numbers else has_verb)) or (days & _days(line) and same & apart):
                 return True
     return False
+
+
+@lru_cache(maxsize=1024)
+def _days(text: str) -> frozenset[int]:
+    """The days of a month that a text names."""
+    days = (moment.readings[0].day for moment in moments(text) if "day" in moment.said)
+    return frozenset((*days, *(int(match[1]) for match in _DAY.finditer(text))))
 
 
 @lru_cache(maxsize=512)
@@ -442,6 +455,7 @@ def rival_amounts(
         and not (amount.unit not in (None, "pieces", "%") and is_count)
         and not (amount.unit is None and units and _NOUN.match(text, amount.end))
         and not (right and _PER_THING.match(text, amount.end))
+        and not _is_the_rest(text, amount, right, context)
         and not (1900 < amount.number < 2100 and _OF_YEAR.search(text[: amount.start]))
         and not (
             any(start <= amount.start < end for start, end in remarks)
@@ -458,6 +472,16 @@ def rival_amounts(
         span for span in clauses if is_about_another(text[slice(*span)], [format_value(value)], context)
     ]
     return [a for a in rivals if not any(start <= a.start < end for start, end in others)]
+
+
+def _is_the_rest(text: str, amount: Amount, right: Sequence[Amount], context: AnswerContext) -> bool:
+    """Whether a sentence denies of as many what another says of one of `right`, and both are all that was
+    shown: "4 are ready. 2 are not"."""
+    edges = [0, *(m.end() for m in _SENTENCE_END.finditer(text)), len(text)]
+    start, end = max(e for e in edges if e <= amount.start), min(e for e in edges if e > amount.start)
+    totals = [replace(amount, number=amount.number + one.number) for one in right if one.end <= start]
+    is_denied = NEGATED.search(text[amount.end : end]) and not HEDGE.search(text[start : amount.start])
+    return bool(is_denied) and any(is_shown_beside(total, [], context) for total in totals)
 
 
 def _is_difference(amount: Amount, right: Sequence[Amount], context: AnswerContext) -> bool:
