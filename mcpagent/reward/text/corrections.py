@@ -19,7 +19,7 @@ from mcpagent.reward.text.spans import value_spans
 from mcpagent.reward.text.vocabulary import FUNCTION_WORDS, field_labels, stem, stems
 from mcpagent.reward.text.words import pattern
 
-_CORRECTION = pattern("correction")
+CORRECTION = pattern("correction")
 NO_TITLE = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bMrs\.)(?<!\bMme\.)(?<!\bProf\.)(?<!\bvs\.)"
 _SENTENCE = re.compile(rf"(?<=[.!?;]){NO_TITLE}\s+|\.{{2,}}\s*|\n+")
 _PART = re.compile(r"\s-\s|[()]")
@@ -40,9 +40,9 @@ def is_taken_back(check: AnswerCheck, value: Any, text: str, context: AnswerCont
     last = of_value[-1]
     tail = sentences[last][max(end for _, end in spans_of_sentences[last]) :]
     parts = [tail, *_PART.split(tail), *sentences[last + 1 :]]
-    corrected = [part for part in parts if _CORRECTION.search(part)]
+    corrected = [part for part in parts if CORRECTION.search(part)]
     return any(
-        _is_another(check, value, _CORRECTION.sub(" ", part), text, context, corrects=part in corrected)
+        _is_another(check, value, CORRECTION.sub(" ", part), text, context, corrects=part in corrected)
         for part in (*corrected, *sentences[last + 1 :])
     )
 

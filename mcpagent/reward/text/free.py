@@ -15,7 +15,7 @@ from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import as_number, is_json_object, numbers_in
 from mcpagent.reward.text.amounts import amounts
 from mcpagent.reward.text.canonical import canonical
-from mcpagent.reward.text.corrections import NO_TITLE, is_taken_back
+from mcpagent.reward.text.corrections import CORRECTION, NO_TITLE, is_taken_back
 from mcpagent.reward.text.exchange import exchanges
 from mcpagent.reward.text.grammar import unwrapped
 from mcpagent.reward.text.line import CHANGED_FROM, is_given, read_answer, without_asked_bound
@@ -67,7 +67,6 @@ _GIVEN_REASON = re.compile(r", (?:as|since|because|now that)\b[^.;\n]*", re.IGNO
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _NO_NAME = re.compile(r"(?<!\w)[a-z]+(?!\w)")
 _CHOICE = re.compile(r"\b(?:can|may) ([^.;\n]*)")  # "They can pay by A, B or C"
-_CORRECTS = re.compile(r"\W*(?:actually|no|sorry|wait|correction|rather|or|i mean|in fact)\b", re.I)
 _BRACKETED = re.compile(r" \(((?:[^()\s]+ )+[^()\s]+)\)")
 _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
@@ -157,7 +156,7 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
     )
     if is_json_object(value):  # without what is said of one of the things besides
         sentences.append(
-            _BRACKETED.sub(lambda m: m[0] if _CORRECTS.match(m[1]) or HEDGE.search(m[1]) else "", text)
+            _BRACKETED.sub(lambda m: m[0] if CORRECTION.search(m[1]) or HEDGE.search(m[1]) else "", text)
         )
         parts = _SENTENCE.split(text)
         remarks = _remarks(parts, [*map(format_value, value.values())], context)
@@ -200,7 +199,7 @@ def _is_remark(part: str, option: Any, context: AnswerContext) -> bool:
     return (
         (is_shown or bool(unasked & shown - asked))
         and 2 * len(told & asked) < len(told)
-        and not _CORRECTS.match(part)
+        and not CORRECTION.search(part)
     )
 
 
