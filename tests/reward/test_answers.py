@@ -165,7 +165,7 @@ KNOWN = {
     "thirtyseventh": ((3, 0), (16, 0)),
     "thirtyeighth": ((4, 0), (10, 0)),
     "thirtyninth": ((2, 0), (17, 0)),
-    "fortieth": ((3, 0), (16, 2)),
+    "fortieth": ((3, 0), (17, 2)),
     "fortyfirst": ((3, 0), (15, 0)),
     "fortysecond": ((2, 0), (5, 1)),
     "fortythird": ((6, 1), (12, 1)),

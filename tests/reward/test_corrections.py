@@ -80,3 +80,70 @@ def test_what_is_said_of_another_one_takes_nothing_back(
 ) -> None:
     held = passing(case, ["{v}. The run before took {o}."])
     assert [text[:4] for text in held] == ["free"]
+
+
+OF_SEVERAL: list[tuple[dict[str, Any], str, list[str], list[str], list[str]]] = [
+    (  # a check, the question, what is shown, what is right, what is not
+        {"type": "set", "value": ["dune", "birch"]},
+        "Which are open?",
+        ["open: dune, birch; closed: amber", "dune is open\nbirch is open\namber is closed"],
+        ["dune and birch", "Dune and birch; amber is closed.", "birch, dune. (Not amber.)"],
+        [
+            *("dune and birch. Also amber.", "dune and birch (and amber)", "dune and birch. Amber too."),
+            *("Dune and birch. No, dune and amber.", "dune, birch - sorry, amber instead of birch"),
+            *("dune and birch, plus amber", "Amber, dune and birch.", "They are dune, birch. amber."),
+            *(
+                "dune and birch; amber",
+                "dune, birch\namber",
+                "dune, amber, birch",
+                "dune, birch, maybe amber",
+            ),
+        ],
+    ),
+    (
+        {"type": "list", "value": ["dune", "birch"]},
+        "In which order do they come?",
+        ["first dune, then birch, then amber is out", '[{"n": "dune"}, {"n": "birch"}]'],
+        ["dune, birch", "First dune, then birch."],
+        ["dune, birch. No, birch, dune.", "dune, birch - or the other way round", "birch then dune"],
+    ),
+    (
+        {"type": "pairs", "value": {"a": 52, "b": 47}},
+        "How many have a and b?",
+        ["a has 52, b has 47", '[{"k": "a", "n": 52}, {"k": "b", "n": 47}]', "k | n\na | 52\nb | 47"],
+        ["a: 52, b: 47", "a has 52 and b has 47, not the other way round."],
+        [
+            *("a: 52, b: 47. Sorry, a: 47, b: 52.", "a has 52, b has 47. No, a has 47 and b 52."),
+            *("a: 52/47, b: 47/52", "a has 52 and 47; b has 47 and 52", "a has 52 and 47"),
+            *("a 52, b 47 - the other way round", "a: 52, b: 47 (or reversed)"),
+        ],
+    ),
+    (
+        {"type": "yes_no", "value": True},
+        "Is the gate open?",
+        ["the gate is open", '{"open": true}'],
+        ["Yes", "Yes, it is open.", "Yes. It is."],
+        [
+            *("Yes. I mean no.", "Yes, it is closed.", "Yes. It isn't.", "Yes. Actually it is not."),
+            *("Yes. Absolutely not.", "Yes. On second thought, no.", "Yes. Scratch that.", "Yes; no"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("on_line", [True, False])
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"), OF_SEVERAL, ids=[case[0]["type"] for case in OF_SEVERAL]
+)
+def test_several_values_that_are_taken_back_or_have_another_among_them_are_no_answer(
+    check: dict[str, Any], said: str, shown: list[str], right: list[str], wrong: list[str], on_line: bool
+) -> None:
+    for content in shown:
+        result = ToolResult(call_id="c", server="s", tool="get", content=content)
+        context = AnswerContext(said=said, results=(result,))
+        answers = [(text, f"Answer: {text}" if on_line else text) for text in (*right, *wrong)]
+        model = AnswerCheck.model_validate(check)
+        held = [text for text, answer in answers if answer_holds(model, answer, {}, context, on_line=on_line)]
+        assert not {*held} & {*wrong}
+        assert on_line or held == right
+        assert right[0] in held

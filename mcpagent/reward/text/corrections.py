@@ -7,21 +7,37 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
+from mcpagent.core.values import is_json_array, is_json_object
 from mcpagent.reward.text.amounts import amounts, is_conversion, is_rounded
 from mcpagent.reward.text.canonical import canonical
-from mcpagent.reward.text.grammar import blanked
+from mcpagent.reward.text.grammar import BRACKETS, blanked
+from mcpagent.reward.text.items import item_spans
 from mcpagent.reward.text.moments import Span, agree, moments, whole_moment
 from mcpagent.reward.text.names import words
 from mcpagent.reward.text.naming import option_spans
 from mcpagent.reward.text.phrasing import AnswerContext
+from mcpagent.reward.text.reading import says
 from mcpagent.reward.text.rivals import is_about_another
 from mcpagent.reward.text.spans import value_spans
-from mcpagent.reward.text.vocabulary import FUNCTION_WORDS, field_labels, stem, stems
+from mcpagent.reward.text.vocabulary import BLANK, FUNCTION_WORDS, field_labels, stem, stems
 from mcpagent.reward.text.words import pattern
 
 CORRECTION = pattern("correction")
 NO_TITLE = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bMrs\.)(?<!\bMme\.)(?<!\bProf\.)(?<!\bvs\.)"
 _SENTENCE = re.compile(rf"(?<=[.!?;]){NO_TITLE}\s+|\.{{2,}}\s*|\n+")
+# What takes back more than one value, or a yes.
+_WITHDRAWAL = re.compile(
+    r"\b(?:sorry|correction|i meant?|or rather|make that|scratch that|on 2nd thoughts?|oops|nope"
+    r"|wait(?=[,:;]|\.\.)|absolutely not)\b",
+    re.IGNORECASE,
+)
+_NO = re.compile(r"\b[Nn]o,")
+_REVERSED = re.compile(
+    r"(?<!not )\b(?:the other way (?:a?round)|or reversed|swapped|vice versa)\b|scratch that", re.IGNORECASE
+)
+_ADDED = re.compile(r"\((?:and|plus) ([^()]*)\)|,? plus (.*)")
+_ITEM_PART = re.compile(r"[,;|\n]|\.(?:\s|$)|\b(?:and|plus|&)\b")
+_BESIDE_ITEMS = frozenset(("also", "too", "the", "a", "an", "maybe", "perhaps"))
 _PART = re.compile(r"\s-\s|[()]")
 _PLAIN = {word for word, letter in FUNCTION_WORDS.items() if letter in "ca,"}
 _PLAIN |= {"it", "that", "this", "so", "also", "final", "finally", "answer", "result", "value"}
@@ -29,7 +45,11 @@ _WORD = re.compile(r"[^\W_][\w'-]*")
 
 
 def is_taken_back(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
-    """Return whether what follows a value in a text says nothing but another one of its kind."""
+    """Return whether what follows a value in a text says nothing but another one of its kind, or takes back
+    several."""
+    if check.type in ("set", "list", "pairs", "yes_no"):
+        is_list = check.type in ("set", "list") and is_json_array(value)
+        return _are_taken_back(check, value, text) or (is_list and _names_another_item(value, text, context))
     if check.type not in ("number", "date", "name", "choice"):
         return False
     sentences = [sentence for sentence in _SENTENCE.split(text) if sentence.strip()]
@@ -68,6 +88,45 @@ def _is_another(
     named = {word for word in words(" ".join(rest)) if len(word) > 1}
     named -= labels | {*words(format_value(value))}
     return bool(named) and named <= shown and (corrects or all(word[0].isupper() for word in rest))
+
+
+def _are_taken_back(check: AnswerCheck, value: Any, text: str) -> bool:
+    """Whether what follows a word that corrects says one of several values again, or all is withdrawn."""
+    if check.type == "yes_no":
+        return any(match.start() > 0 for match in _WITHDRAWAL.finditer(text))
+    values = [*value, *value.values()] if is_json_object(value) else value if is_json_array(value) else []
+    if _REVERSED.search(text):
+        return True
+    return any(
+        match.start() > 0 and any(says(format_value(each), text[match.end() :]) for each in values)
+        for match in (*_WITHDRAWAL.finditer(text), *_NO.finditer(text))
+    )
+
+
+def _names_another_item(items: Any, text: str, context: AnswerContext) -> bool:
+    """Whether an enumeration begins with words that were shown and are none of the items, or a sentence or a
+    bracket behind it is made of such words: "amber, dune and birch", "dune and birch. Amber too"."""
+    spans = item_spans(items, text, context)
+    if spans is None:
+        return False
+    rest = _ADDED.sub(r". \1\2.", blanked(text, spans))
+    rest = BRACKETS.sub(lambda m: m[0] if BLANK in m[0] else " ", rest)
+    for sentence in _SENTENCE.split(rest):
+        parts = [part for part in _ITEM_PART.split(sentence) if words(part) or BLANK in part]
+        first = next((n for n, part in enumerate(parts) if BLANK in part), len(parts))
+        if first and all(_is_shown_alone(part, items, context) for part in parts[:first]):
+            return True
+    return False
+
+
+def _is_shown_alone(part: str, items: Any, context: AnswerContext) -> bool:
+    """Whether a part has nothing but words of the results, none of which the question or an item has."""
+    shown = {word for result in context.results for word in words(result.content)}
+    labels = {word for result in context.results for word in field_labels(result.content)}
+    told = {word for word in words(part) if word not in _BESIDE_ITEMS}
+    ignored = labels | {*FUNCTION_WORDS} | {word for item in items for word in words(format_value(item))}
+    is_apart = told.isdisjoint(ignored) and stems(context.said).isdisjoint(map(stem, told))
+    return bool(told) and ":" not in part and told <= shown and is_apart and all(map(str.isalpha, told))
 
 
 def _spans(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> list[Span]:

@@ -188,6 +188,10 @@ def _with_unsaid(marks: list[Mark], things: list[str], text: str, context: Answe
     if (len(unsaid), len(alone)) != (1, 1) or any(len(c) != 2 for c in clauses if c[0] not in alone):
         return []
     start = alone[0][0]
+    end = alone[0][1]
+    clause = _CLAUSE.split(text[:start])[-1] + text[start:end] + _CLAUSE.split(text[end:])[0]
+    if alone[0] is not clauses[0][0] and not re.search(r"[^\W\d]", clause):
+        return []  # "A has 80 and 81"
     named, value = {*_NAME.findall(_CLAUSE.split(text[:start])[-1])}, text[slice(*alone[0][:2])]
     rows = [row for row in shown_leaves(context) if _NUMBER.search(row) and named & {*_NAME.findall(row)}]
     if rows and not any(says(value, row) for row in rows):

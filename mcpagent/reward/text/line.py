@@ -59,6 +59,8 @@ _OUT_OF = re.compile(
 )
 _FRACTION = re.compile(r"\b(\d+) (?:out )?of (?:the )?([1-9]\d*)\b")  # "36 out of 2400" are 1.5%
 _OF_ALL = re.compile(r"(?<=[\s(]\d)/\d+\b(?![\w./])|(?<=[\s(]\d\d)/\d+\b(?![\w./])")  # "cart 6/6"
+_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+")
+_SAME = re.compile(r"(?<!\d)(\d+)(/\1)\b")
 _OF_TOTAL = re.compile(r"(\d ?([A-Za-z]{1,5}|%)) (?:out )?of (?:the |a total (?:of )?)?\d[\d.]* ?\2(?!\w)")
 _OF_SOME = re.compile(r"^(?:out )?of (?:the|your|its|our|these|all) [^,.;:\n]{1,30}, ", re.IGNORECASE)
 _BARE_NUMBER = re.compile(r"(?:^|(?<=[,;] )|(?<=\n))(\d{1,2}) (?=[^\W\d])")  # "1 Ana, 2 Ben"
@@ -212,7 +214,11 @@ def _without_conversions(text: str, value: Any) -> str:
 def _has_total(text: str, pairs: Mapping[str, Any]) -> bool:
     """Whether what something is out of is a value too: "5 of the 6 wanted are ready"."""
     values = {as_number(value) for value in pairs.values()}
-    return any(as_number(match[0].split()[-1]) in values for match in _OUT_OF.finditer(text))
+    if any(as_number(match[0].split()[-1]) in values for match in _OUT_OF.finditer(text)):
+        return True
+    totals = {match[0]: as_number(match[0][1:]) for match in _OF_ALL.finditer(text)}
+    same = {match[2] for match in _SAME.finditer(text)}
+    return len(totals) > 1 and any(number in values for total, number in totals.items() if total not in same)
 
 
 def _is_short_time(check: AnswerCheck, unit: Any) -> bool:
@@ -243,8 +249,10 @@ def is_given(check: AnswerCheck, values: Sequence[Any], text: str, context: Answ
 def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
     match check.type:
         case "yes_no":
-            return polarity(text, context.said) is (
-                value if isinstance(value, bool) else polarity(str(value))
+            meant = value if isinstance(value, bool) else polarity(str(value))
+            later = _SENTENCE_END.split(text)[1:] if context.on_line else []
+            return polarity(text, context.said) is meant and not any(
+                polarity(sentence, context.said) is (not meant) for sentence in later
             )
         case "choice":
             text = text if "not" in value_parts(value) else without_contrast(text)

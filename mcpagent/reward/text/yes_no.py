@@ -30,6 +30,7 @@ _NO_THING = re.compile(
 _ELLIPSIS = re.compile(r"(?:n't|\bnot)\W*$", re.IGNORECASE)  # "The consignee isn't."
 _FILLER = WORDS["filler"]
 _YES = pattern("says_yes")
+_YES_IT_IS = re.compile(r"\W*yes\W+(?:it|that|this|he|she|they)(?:'s| is| are)\b", re.IGNORECASE)
 _NO = pattern("says_no")
 # What is said instead of "no" if the first one is asked.
 _OPPOSITES = [
@@ -68,6 +69,8 @@ def polarity(text: str, said: str = "") -> bool | None:
     opposites = [match for asked, told in _OPPOSITES if asked.search(said) and (match := told.search(text))]
     if any(m[1] and not HEDGE.search(text[: m.start()] + text[m.end() :]) for m in opposites):
         return True  # "it didn't fail"
+    if opposites and _YES_IT_IS.match(text):
+        return None
     if not (is_yes or is_no or HEDGE.search(text)):
         if opposites:
             return False
