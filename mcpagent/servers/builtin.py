@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import secrets
@@ -10,12 +11,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from datetime import date
-from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.server.mcpserver.tools import Tool
 from mcp.shared.exceptions import MCPError
 from mcp.types import INTERNAL_ERROR, CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -76,33 +77,25 @@ class BuiltinTool:
     read_only: bool = True
     replaces: bool = False
 
-    def annotations(self, *, is_live: bool) -> ToolAnnotations:
-        """Only a live upstream reaches the open world."""
-        return ToolAnnotations(
-            read_only_hint=self.read_only,
-            destructive_hint=self.replaces,
-            idempotent_hint=self.read_only or self.replaces,
-            open_world_hint=is_live,
+    def tool(self, *, is_live: bool) -> Tool:
+        """Return it as the SDK takes it: a call of the method of the client's upstream. Only a live upstream
+        reaches the open world."""
+
+        @functools.wraps(self.method)
+        async def call(self: Context[Any, Any], **arguments: Any) -> Any:
+            return await getattr(self.request_context.lifespan_context, call.__name__)(**arguments)
+
+        return Tool.from_function(
+            call,
+            description=self.description,
+            context_kwarg="self",  # what the object is to the method
+            annotations=ToolAnnotations(
+                read_only_hint=self.read_only,
+                destructive_hint=self.replaces,
+                idempotent_hint=self.read_only or self.replaces,
+                open_world_hint=is_live,
+            ),
         )
-
-    def function(self) -> Callable[..., Any]:
-        """Return a tool function, as the SDK takes it, that calls the method of the client's upstream."""
-        name = self.method.__name__
-
-        async def call(ctx: Context[Any, Any], **arguments: Any) -> Any:
-            return await getattr(ctx.request_context.lifespan_context, name)(**arguments)
-
-        call.__name__, call.__doc__ = name, self.method.__doc__
-        call.__annotations__ = {**get_type_hints(self.method, include_extras=True), "ctx": Context}
-        parameters = [
-            parameter.replace(annotation=call.__annotations__[parameter.name])
-            for parameter in list(signature(self.method).parameters.values())[1:]
-        ]
-        context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=Context)
-        vars(call)["__signature__"] = Signature(
-            [*parameters, context], return_annotation=call.__annotations__["return"]
-        )
-        return call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,13 +148,14 @@ class BuiltinServer(MCPServer[Any]):
             version=__version__,
             log_level="WARNING",
             lifespan=lifespan,
+            tools=[
+                tool.tool(is_live=upstream.is_live)
+                for tool in definition.tools
+                if tool.in_limited_set or not limited
+            ],
         )
         self._ledger = ledger
         self._redact = upstream.redact
-        for tool in definition.tools:
-            if tool.in_limited_set or not limited:
-                annotations = tool.annotations(is_live=upstream.is_live)
-                self.add_tool(tool.function(), description=tool.description, annotations=annotations)
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
