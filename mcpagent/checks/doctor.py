@@ -232,10 +232,10 @@ def doctor(
 ) -> list[CheckResult]:
     """Check everything and return the results in a fixed order.
 
-    `servers` is an mcp.json (None: the built-in servers, as child processes), `data` a dataset (None: the
-    default ones, if they exist), `model` a hub id or folder whose tokens are to be checked with the tools
-    of the servers, `tool_format` the dialect in which it is to call them. Raises UserError only if one of the
-    two files does not exist.
+    `servers` is an mcp.json (None: the built-in servers), `data` a dataset (None: the default ones, if they
+    exist), `model` a hub id or folder whose tokens are to be checked with the tools of the servers,
+    `tool_format` the dialect in which it is to call them. Raises UserError only if one of the two files does
+    not exist.
     """
     for path in (servers, data):
         if path is not None and not path.is_file():
@@ -274,7 +274,7 @@ class Started:
 
 def check_servers(path: Path | None) -> Started:
     """Start the servers of the mcp.json at `path` (None: the built-in ones), each with a check of its own."""
-    configs: Sequence[ServerConfig] = builtin_servers(BUILTIN_NAMES, limited=False, transport="stdio")
+    configs: Sequence[ServerConfig] = builtin_servers(BUILTIN_NAMES, limited=False)
     checks: list[CheckResult] = []
     if path is not None:
         try:

@@ -28,11 +28,3 @@ KEY_NAMES: dict[str, tuple[str, ...]] = {
 def live_variable(server: str, setting: str) -> str:
     """Return the environment variable of a setting of a live upstream."""
     return f"MCPAGENT_{server.upper()}_{setting}"
-
-
-def live_variables(server: str) -> tuple[str, ...]:
-    """Return every environment variable that the live upstream of `server` reads."""
-    if server not in KEY_NAMES:
-        return ()
-    settings = ("BASE_URL", "RATE", *(("ALLOW_SEND",) if server == "slack" else ()))
-    return (*KEY_NAMES[server], *(live_variable(server, setting) for setting in settings))

@@ -12,7 +12,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import LEDGER_ENV, NONCE_META_KEY, ToolResult
-from mcpagent.servers.names import DATA_SERVERS, live_variables
+from mcpagent.servers.names import DATA_SERVERS, KEY_NAMES, live_variable
 from mcpagent.storage.datasets import read_tasks, write_jsonl
 from tests.env.world import make_task
 
@@ -53,6 +53,11 @@ def three_splits(folder: Path) -> Path:
     for split, part in (("train", tasks[:2]), ("validation", tasks[2:3]), ("heldout", tasks[3:])):
         dataset(folder / f"{split}.jsonl", part)
     return folder
+
+
+def live_variables(server: str) -> tuple[str, ...]:
+    """Every environment variable that the live upstream of `server` reads."""
+    return *KEY_NAMES[server], *(live_variable(server, name) for name in ("BASE_URL", "RATE", "ALLOW_SEND"))
 
 
 def as_processes(path: Path, environment: Mapping[str, str], *options: str) -> Path:

@@ -52,8 +52,6 @@ def test_the_isolation_of_a_server_is_what_was_chosen_else_what_its_kind_needs()
     names = ("echo", "own", "slack", "fmp")
     assert [pool.isolation(name) for name in names] == ["shared", "episode", "episode", "episode"]
     assert ToolPool(servers).isolation("fmp") == "shared"
-    processes = builtin_servers(["slack", "fmp"], transport="stdio")
-    assert {server.name: server.isolation for server in processes} == {"slack": "episode", "fmp": "shared"}
 
 
 def test_catalog_hash_changes_when_a_description_changes() -> None:

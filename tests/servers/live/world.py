@@ -15,11 +15,12 @@ from mcpagent.servers.builtin import BuiltinServer
 from mcpagent.servers.fmp import FMP
 from mcpagent.servers.live import fmp, polygon, slack, tavily
 from mcpagent.servers.live.client import Rate, read_settings
-from mcpagent.servers.names import KEY_NAMES, UpstreamKind, live_variables
+from mcpagent.servers.names import KEY_NAMES, UpstreamKind
 from mcpagent.servers.polygon import POLYGON
 from mcpagent.servers.registry import build_server
 from mcpagent.servers.slack import SLACK
 from mcpagent.servers.tavily import TAVILY
+from tests.run.world import live_variables
 from tests.servers.calls import with_client
 from tests.servers.live.service import KEYS, ReplayService
 

@@ -6,14 +6,16 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolResult
-from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.contract import NONCE_META_KEY
 from mcpagent.tools.pool import PoolSession, ToolPool
+from mcpagent.tools.servers_config import StdioServer
+from tests.house import ROOT
 from tests.tools.support import call, stdio_echo
 from tests.tools.wild import living, stdio_poison
 
@@ -109,7 +111,8 @@ async def test_noise_on_stderr_and_garbage_on_stdout_cost_nothing(tmp_path: Path
 
 
 async def test_a_builtin_process_writes_to_the_ledger_of_the_pool(tmp_path: Path) -> None:
-    slack = next(server for server in builtin_servers(transport="stdio") if server.name == "slack")
+    serve = ("-m", "mcpagent.cli.main", "serve", "slack")
+    slack = StdioServer(name="slack", command=sys.executable, args=serve, env={"PYTHONPATH": str(ROOT)})
     ledger = tmp_path / "calls.jsonl"
     async with ToolPool([slack], ledger=ledger) as pool, pool.session() as session:
         outcome = await call(session, "list_slack_channels", server="slack", limit=1)
