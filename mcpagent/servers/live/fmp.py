@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from mcpagent.servers.builtin import Article, Articles, at_least_one, days, first, unknown_symbol
 from mcpagent.servers.fmp import (
@@ -27,11 +27,16 @@ from mcpagent.servers.live.client import ApiClient, LiveService, Rate
 T = TypeVar("T")
 
 
-class _Quote(BaseModel):
-    symbol: str
-    price: float
-    changePercentage: float
-    previousClose: float
+# As a person would say it; the service gives up to five places.
+Percent = Annotated[float, AfterValidator(lambda value: round(value, 2))]
+
+
+class _Quote(Quote):
+    change_percent: Percent = Field(validation_alias="changePercentage")
+
+
+class _PreviousClose(PreviousClose):
+    previous_close: float = Field(validation_alias="previousClose")
 
 
 class _Profile(BaseModel):
@@ -63,14 +68,12 @@ class _Article(BaseModel):
     publishedDate: str
 
 
-class _Change(BaseModel):
-    symbol: str
-    day: float = Field(alias="1D")
+class _Change(ChangePercent):
+    change_percent: Percent = Field(validation_alias="1D")
 
 
-class _Day(BaseModel):
-    date: str
-    price: float  # of the close
+class _Day(DayClose):
+    close: float = Field(validation_alias="price")
 
 
 class LiveFmp:
@@ -81,10 +84,7 @@ class LiveFmp:
 
     async def fmp_get_quote(self, symbol: str) -> Quote:
         """Return the last price, and the change of the day in percent."""
-        answer = await self._one("/quote", _Quote, symbol)
-        return Quote(
-            symbol=answer.symbol, price=answer.price, change_percent=_percent(answer.changePercentage)
-        )
+        return await self._one("/quote", _Quote, symbol)
 
     async def fmp_get_company_profile(self, symbol: str) -> CompanyProfile:
         """Return name and sector of a company."""
@@ -137,13 +137,11 @@ class LiveFmp:
 
     async def fmp_get_change_percent(self, symbol: str) -> ChangePercent:
         """Return the change of the day in percent."""
-        answer = await self._one("/stock-price-change", _Change, symbol)
-        return ChangePercent(symbol=answer.symbol, change_percent=_percent(answer.day))
+        return await self._one("/stock-price-change", _Change, symbol)
 
     async def fmp_get_previous_close(self, symbol: str) -> PreviousClose:
         """Return the closing price of the last trading day."""
-        answer = await self._one("/quote", _Quote, symbol)
-        return PreviousClose(symbol=answer.symbol, previous_close=answer.previousClose)
+        return await self._one("/quote", _PreviousClose, symbol)
 
     async def fmp_get_historical_prices(
         self, symbol: str, start_date: str, end_date: str
@@ -153,10 +151,7 @@ class LiveFmp:
         answer = await self._api.get(
             "/historical-price-eod/light", list[_Day], symbol=name, **{"from": first_day, "to": last_day}
         )
-        oldest_first = sorted(answer, key=lambda day: day.date)
-        return HistoricalPrices(
-            symbol=name, prices=[DayClose(date=day.date, close=day.price) for day in oldest_first]
-        )
+        return HistoricalPrices(symbol=name, prices=sorted(answer, key=lambda day: day.date))
 
     async def _one(self, path: str, shape: type[T], symbol: str) -> T:
         answer = await self._api.get(path, list[shape], symbol=_symbol(symbol))
@@ -169,7 +164,7 @@ class LiveFmp:
         ranked = sorted(answer, key=lambda mover: sign * mover.changesPercentage)
         return Movers(
             tickers=[
-                ChangePercent(symbol=m.symbol, change_percent=_percent(m.changesPercentage))
+                ChangePercent(symbol=m.symbol, change_percent=round(m.changesPercentage, 2))
                 for m in first(ranked, limit)
             ]
         )
@@ -193,11 +188,6 @@ def _symbol(symbol: str) -> str:
     if not name or "," in name:  # a comma would ask about several
         raise unknown_symbol(symbol)
     return name
-
-
-def _percent(value: float) -> float:
-    """Round to two places, as a person would say it; the service gives up to five."""
-    return round(value, 2)
 
 
 def _statement(filed: _Statement) -> Statement:

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from mcpagent.servers.builtin import Article, Articles, at_least_one, days, echo, unknown_symbol
 from mcpagent.servers.embedded import Bar
@@ -75,13 +75,12 @@ class _Details(BaseModel):
 
 
 class _Tickers(BaseModel):
-    results: list[_Ticker] = []
+    results: list[TickerMatch] = []
     next_url: str | None = None
 
 
-class _Status(BaseModel):
-    market: str
-    serverTime: str
+class _Status(MarketStatus):
+    server_time: str = Field(validation_alias="serverTime")
 
 
 class _Trade(BaseModel):
@@ -136,8 +135,7 @@ class LivePolygon:
 
     async def polygon_get_market_status(self) -> MarketStatus:
         """Return whether the market is open, and the time there."""
-        status = await self._api.get("/v1/marketstatus/now", _Status)
-        return MarketStatus(market=status.market, server_time=status.serverTime)
+        return await self._api.get("/v1/marketstatus/now", _Status)
 
     async def polygon_get_previous_close(self, ticker: str) -> PreviousClose:
         """Return closing price and volume of the last trading day."""
@@ -163,10 +161,8 @@ class LivePolygon:
             page = await self._api.get("/v3/reference/tickers", _Tickers, limit=count, **asked)
         except RefusedRequest:
             raise ToolError(f"Unknown cursor {echo(cursor)}." if cursor else "No such search.") from None
-        return TickerMatches(
-            results=[TickerMatch(ticker=t.ticker, name=t.name) for t in page.results],
-            next_cursor=_query(page.next_url).get("cursor", ""),
-        )
+        next_cursor = _query(page.next_url).get("cursor", "")
+        return TickerMatches(results=page.results, next_cursor=next_cursor)
 
     async def _about(self, ticker: str, path: str, shape: type[T]) -> T:
         """Return what the service says about one ticker. Raises `ToolError` if it knows none of that name."""

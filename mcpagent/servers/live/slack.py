@@ -142,13 +142,8 @@ class _More(BaseModel):
     next_cursor: str = ""
 
 
-class _Channel(BaseModel):
-    id: str
-    name: str
-
-
 class _Channels(BaseModel):
-    channels: list[_Channel]
+    channels: list[Channel]
     response_metadata: _More = _More()
 
 
@@ -164,26 +159,13 @@ class _Messages(BaseModel):
     response_metadata: _More = _More()
 
 
-class _User(BaseModel):
-    id: str
-    name: str
+class _User(User):
     deleted: bool = False
 
 
 class _Users(BaseModel):
     members: list[_User]
     response_metadata: _More = _More()
-
-
-class _Posted(BaseModel):
-    channel: str
-    ts: str
-
-
-class _Identity(BaseModel):
-    user_id: str
-    user: str
-    team: str
 
 
 class _Done(BaseModel):
@@ -196,26 +178,23 @@ class LiveSlack:
     def __init__(self, api: SlackApi, *, allow_send: Collection[str]) -> None:
         self._api = api
         self._allow_send = {_plain(name) for name in allow_send}
-        self._channel_cache: list[_Channel] = []
+        self._channel_cache: list[Channel] = []
         self._sent: list[SentMessage] = []
         self._reactions: list[Reaction] = []
 
     async def list_slack_channels(self, limit: int, cursor: str) -> Channels:
         """Return one page of the channels."""
         page = await self._channels(min(at_least_one("limit", limit), _MAX_CHANNELS), cursor)
-        return Channels(
-            channels=[Channel(id=c.id, name=c.name) for c in page.channels],
-            next_cursor=page.response_metadata.next_cursor,
-        )
+        return Channels(channels=page.channels, next_cursor=page.response_metadata.next_cursor)
 
     async def send_slack_message(self, channel: str, message: str) -> Sent:
         """Post a message to a channel."""
         target = await self._writable(channel)
         if not message.strip():
             raise ToolError("message is empty.")
-        posted = await self._api.call("chat.postMessage", _Posted, channel=target, text=message)
-        self._sent.append(SentMessage(channel=posted.channel, text=message, ts=posted.ts))
-        return Sent(channel=posted.channel, ts=posted.ts)
+        sent = await self._api.call("chat.postMessage", Sent, channel=target, text=message)
+        self._sent.append(SentMessage(channel=sent.channel, text=message, ts=sent.ts))
+        return sent
 
     async def get_slack_channel_history(self, channel_id: str, limit: int) -> History:
         """Return the newest messages of a channel."""
@@ -228,7 +207,7 @@ class LiveSlack:
         page_size = min(at_least_one("limit", limit), _MAX_USERS)
         page = await self._api.call("users.list", _Users, limit=page_size, cursor=cursor)
         return Users(
-            users=[User(id=u.id, name=u.name) for u in page.members if not u.deleted],
+            users=[user for user in page.members if not user.deleted],
             next_cursor=page.response_metadata.next_cursor,
         )
 
@@ -251,8 +230,7 @@ class LiveSlack:
 
     async def slack_auth_test(self) -> Identity:
         """Return the user that the calls are made as."""
-        me = await self._api.call("auth.test", _Identity)
-        return Identity(user_id=me.user_id, user=me.user, team=me.team)
+        return await self._api.call("auth.test", Identity)
 
     async def get_slack_workspace_changes(self) -> WorkspaceChanges:
         """Return the messages and reactions that this client made."""
@@ -287,7 +265,7 @@ class LiveSlack:
         channel = id_or_name.strip()
         return channel if _CHANNEL_ID.fullmatch(channel) else (await self._find(id_or_name)).id
 
-    async def _find(self, id_or_name: str) -> _Channel:
+    async def _find(self, id_or_name: str) -> Channel:
         name = _plain(id_or_name)
         for is_fresh in (False, True):
             if is_fresh:
@@ -297,8 +275,8 @@ class LiveSlack:
                     return channel
         raise ToolError(f"Unknown channel {echo(id_or_name)}.")
 
-    async def _all_channels(self) -> list[_Channel]:
-        channels: list[_Channel] = []
+    async def _all_channels(self) -> list[Channel]:
+        channels: list[Channel] = []
         cursor = ""
         for _ in range(_MAX_PAGES):
             page = await self._channels(_MAX_CHANNELS, cursor)

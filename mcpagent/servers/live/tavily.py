@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from mcpagent.servers.builtin import at_least_one, echo
 from mcpagent.servers.live.client import ApiClient, LiveService, Rate
@@ -13,20 +13,13 @@ _MAX_RESULTS = 20  # the documented maximum
 _NO_ANSWER = "No page answers this query."
 
 
-class _Result(BaseModel):
-    title: str
-    url: str
-    content: str
-
-
 class _SearchAnswer(BaseModel):
     answer: str | None = None
-    results: list[_Result]
+    results: list[SearchResult]
 
 
-class _PageText(BaseModel):
-    url: str
-    raw_content: str
+class _PageText(PageText):
+    text: str = Field(validation_alias="raw_content")
 
 
 class _Pages(BaseModel):
@@ -47,11 +40,7 @@ class LiveTavily:
         answer = await self._api.post(
             "/search", _SearchAnswer, query=query, max_results=min(count, _MAX_RESULTS)
         )
-        return SearchResults(
-            results=[
-                SearchResult(title=r.title, url=r.url, content=r.content) for r in answer.results[:count]
-            ]
-        )
+        return SearchResults(results=answer.results[:count])
 
     async def tavily_extract(self, url: str) -> PageText:
         """Return the text of a page."""
@@ -61,7 +50,7 @@ class LiveTavily:
         answer = await self._api.post("/extract", _Pages, urls=[address], format="text")
         if not answer.results:
             raise ToolError(f"No page at {echo(url)}.")
-        return PageText(url=answer.results[0].url, text=answer.results[0].raw_content)
+        return answer.results[0]
 
     async def tavily_qna_search(self, query: str) -> ShortAnswer:
         """Return one short answer to a question."""
