@@ -210,7 +210,7 @@ class StartedServer:
     @staticmethod
     def _offered(tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:
         """Return the tools of a list, which may name the folder of the workspace."""
-        return tool_list.tools if workspace is None else [workspace.tool(tool) for tool in tool_list.tools]
+        return tool_list.tools if workspace is None else [workspace.said(tool) for tool in tool_list.tools]
 
     def _is_legible(self, tool: Tool) -> bool:
         """False, with a note, if a person cannot see what the tool or one of its parameters is called: to

@@ -15,17 +15,19 @@ import shutil
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from mcp.types import CallToolResult, Tool
 
 from mcpagent.errors import UserError
 from mcpagent.tools.servers_config import StdioServer
+
+M = TypeVar("M", Tool, CallToolResult)
 
 _VARIABLE = re.compile(r"\$\{WORKSPACE(?::-([^}]*))?\}")
 _FICLONE = 0x40049409  # linux/fs.h: a file that shares its blocks with another until one is written
@@ -42,8 +44,7 @@ class Workspace:
         self.source = Path(os.path.normpath(source.expanduser().absolute()))
         self._server = server
         self._folder = folder
-        self._made = 0
-        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
         self._snapshot = folder / "start" / self.source.name
         if not self.source.exists():
             raise self._refused("is not there")
@@ -53,13 +54,11 @@ class Workspace:
 
     def copy(self) -> WorkspaceCopy:
         """Return a copy that is not on disk before it is needed."""
-        with self._lock:
-            self._made += 1
-            place = self._folder / f"{self._made:06d}" / self.source.name
+        place = self._folder / f"{next(self._numbers):06d}" / self.source.name
         return WorkspaceCopy(self.source, self._snapshot, place)
 
     def _check_copyable(self) -> None:
-        for path in [self.source, *walk(self.source)]:
+        for path in [self.source, *below(self.source)]:
             mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
                 target = Path(os.path.normpath(path.parent / path.readlink()))
@@ -105,12 +104,8 @@ class WorkspaceCopy:
             return self._to_server.sub(str(self.path), _VARIABLE.sub(lambda _: str(self.path), text))
 
         folder = self.path if self.path.is_dir() else self.path.parent
-        return replace(
-            server,
-            args=tuple(map(there, server.args)),
-            env={name: there(text) for name, text in server.env.items()},
-            cwd=str(folder) if server.cwd is None else there(server.cwd),
-        )
+        applied = _with_texts(server, there)
+        return replace(applied, cwd=applied.cwd or str(folder))
 
     def to_server(self, value: Any) -> Any:
         """Return a JSON value with the path of the copy where that of the folder stood."""
@@ -120,25 +115,17 @@ class WorkspaceCopy:
         """Return a JSON value with the path of the folder where that of the copy stood."""
         return _mapped(value, self._to_model, self._source)
 
-    def tool(self, tool: Tool) -> Tool:
-        """Return a tool whose description or schema may name the folder."""
-        said = tool.model_dump(by_alias=True, exclude_none=True)
-        return tool if str(self.path) not in str(said) else Tool.model_validate(self.to_model(said))
-
-    def result(self, result: CallToolResult) -> CallToolResult:
-        """Return an answer that may name the folder."""
-        said = result.model_dump(by_alias=True, exclude_none=True)
-        return (
-            result if str(self.path) not in str(said) else CallToolResult.model_validate(self.to_model(said))
-        )
+    def said(self, model: M) -> M:
+        """Return a tool or an answer of the server, with the path of the folder where it names the copy."""
+        document = model.model_dump(by_alias=True, exclude_none=True)
+        if str(self.path) not in str(document):
+            return model
+        return type(model).model_validate(self.to_model(document))
 
 
 def with_defaults(server: StdioServer) -> StdioServer:
     """Return a server without a workspace: `${WORKSPACE:-FOLDER}` is FOLDER. Raises UserError if it has
     none."""
-    texts = [*server.args, *server.env.values(), server.cwd or ""]
-    if not any("${WORKSPACE" in text for text in texts):
-        return server
 
     def default(match: re.Match[str]) -> str:
         if match[1] is None:
@@ -150,26 +137,28 @@ def with_defaults(server: StdioServer) -> StdioServer:
             )
         return match[1]
 
+    return _with_texts(server, lambda text: _VARIABLE.sub(default, text))
+
+
+def _with_texts(server: StdioServer, change: Callable[[str], str]) -> StdioServer:
+    """Return the server with every text changed that may name a folder."""
     return replace(
         server,
-        args=tuple(_VARIABLE.sub(default, text) for text in server.args),
-        env={name: _VARIABLE.sub(default, text) for name, text in server.env.items()},
-        cwd=None if server.cwd is None else _VARIABLE.sub(default, server.cwd),
+        args=tuple(map(change, server.args)),
+        env={name: change(text) for name, text in server.env.items()},
+        cwd=None if server.cwd is None else change(server.cwd),
     )
 
 
-def walk(top: Path) -> Iterator[Path]:
-    """Everything below a folder, sorted, links not followed; nothing for a file."""
-    if top.is_dir() and not top.is_symlink():
-        for path in sorted(top.iterdir()):
-            yield path
-            yield from walk(path)
+def below(top: Path) -> list[Path]:
+    """Return everything in a folder, sorted, links not followed; nothing for a file."""
+    return sorted(top.rglob("*"))
 
 
 def tree_digest(top: Path) -> str:
     """SHA-256 over the names, kinds, permissions and bytes of a folder or file."""
     digest = hashlib.sha256()
-    for path in [top, *walk(top)]:
+    for path in [top, *below(top)]:
         mode = path.lstat().st_mode
         digest.update(f"{path.relative_to(top)}\0{mode:o}\0".encode("utf-8", "surrogateescape"))
         if stat.S_ISLNK(mode):
@@ -177,35 +166,35 @@ def tree_digest(top: Path) -> str:
         elif stat.S_ISREG(mode):
             digest.update(f"{path.stat().st_size}\0".encode())
             with path.open("rb") as file:
-                while block := file.read(2**20):
-                    digest.update(block)
+                hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 
 def copy_tree(source: Path, target: Path, *, is_snapshot: bool = False) -> None:
     """Copy a folder or file with its times and permissions; files share their blocks if the file system
     can. For a snapshot, a SQLite database that is in use is copied as of its last transaction."""
-    if source.is_symlink():
-        target.symlink_to(source.readlink())
-    elif source.is_dir():
-        target.mkdir()
-        for path in sorted(source.iterdir()):
-            if not (is_snapshot and _is_beside_database(path)):
-                copy_tree(path, target / path.name, is_snapshot=is_snapshot)
-        shutil.copystat(source, target)
-    elif is_snapshot and _is_database(source) and any(map(Path.exists, _sides(source))):
-        with (
-            closing(sqlite3.connect(f"file:{quote(str(source))}?mode=ro", uri=True)) as database,
-            closing(sqlite3.connect(target)) as copy,
-        ):
-            database.backup(copy)
-        shutil.copystat(source, target)
+    copy_file = _snapshot_file if is_snapshot else _copy_file
+    if source.is_dir():
+        ignored = _beside_databases if is_snapshot else None
+        shutil.copytree(source, target, symlinks=True, ignore=ignored, copy_function=copy_file)
     else:
-        _copy_file(source, target)
+        copy_file(str(source), str(target))
 
 
-def _copy_file(source: Path, target: Path) -> None:
-    with source.open("rb") as read, target.open("xb") as write:
+def _snapshot_file(source: str, target: str) -> None:
+    path = Path(source)
+    if not (_is_database(path) and any(map(Path.exists, _sides(path)))):
+        return _copy_file(source, target)
+    with (
+        closing(sqlite3.connect(f"file:{quote(source)}?mode=ro", uri=True)) as database,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        database.backup(copy)
+    return shutil.copystat(source, target)
+
+
+def _copy_file(source: str, target: str) -> None:
+    with Path(source).open("rb") as read, Path(target).open("xb") as write:
         try:
             fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
         except OSError:  # not on this file system, or on two
@@ -222,12 +211,15 @@ def _sides(database: Path) -> list[Path]:
     return [database.with_name(database.name + side) for side in _SQLITE_SIDES]
 
 
-def _is_beside_database(path: Path) -> bool:
-    side = next((side for side in _SQLITE_SIDES if path.name.endswith(side)), None)
-    if side is None:
-        return False
-    database = path.with_name(path.name.removesuffix(side))
-    return database.is_file() and _is_database(database)
+def _beside_databases(folder: str, names: list[str]) -> set[str]:
+    """Return the files of a folder that belong to a database in it."""
+    owners = {
+        name: Path(folder, name.removesuffix(side))
+        for name in names
+        for side in _SQLITE_SIDES
+        if name.endswith(side)
+    }
+    return {name for name, database in owners.items() if database.is_file() and _is_database(database)}
 
 
 def _mapped(value: Any, pattern: re.Pattern[str], replacement: str) -> Any:

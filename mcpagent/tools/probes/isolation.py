@@ -25,7 +25,7 @@ from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.arguments import harmless_arguments, known_values
 from mcpagent.tools.servers_config import InProcessServer, Isolation, ServerConfig, StdioServer
 from mcpagent.tools.transports.process_trees import MARK_ENV
-from mcpagent.tools.workspace import tree_digest, walk
+from mcpagent.tools.workspace import below, tree_digest
 
 _CALL_TIMEOUT_S = 10.0
 _STARTS = 4  # of a server that begins each episode in the same state
@@ -392,7 +392,7 @@ def _call_of(spec: ToolSpec, arguments: JsonObject) -> ToolCall:
 
 def _spoil(folder: Path, text: str) -> None:
     """Write into every file of a copy, and one more next to them."""
-    files = [folder] if folder.is_file() else [path for path in walk(folder) if path.is_file()]
+    files = [folder] if folder.is_file() else [path for path in below(folder) if path.is_file()]
     for path in files:
         with path.open("ab") as file:
             file.write(text.encode())
