@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import psutil
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import ToolCall
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import StdioServer
+from tests.tools.wild import stdio_poison
 
-_SCRIPT = Path(__file__).parent / "servers" / "wayward.py"
 _GOOD = tuple(f"good{number}" for number in range(5))
 _BAD = {"hung": "hang", "flooding": "notify", "dying": "exit"}
 _ONE_IN = 50
@@ -29,13 +26,9 @@ _HUNG_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Seconds, and MiB of resident memory; `left` are processes that are still there after the pool."""
+    """MiB of resident memory; `left` are processes that are still there after the pool."""
 
-    servers: int
-    episodes: int
-    p50_s: float
     p99_s: float
-    longest_s: float
     failed: int
     memory_early_mib: float
     memory_late_mib: float
@@ -49,11 +42,7 @@ def measure(episodes: int, with_bad: bool, *, at_once: int) -> Run:
     left = {process.pid for process in psutil.Process().children(recursive=True)} - before
     latencies.sort()
     return Run(
-        servers=len(_GOOD) + len(_BAD) * with_bad,
-        episodes=episodes,
-        p50_s=latencies[len(latencies) // 2],
         p99_s=latencies[len(latencies) * 99 // 100],
-        longest_s=latencies[-1],
         failed=failed,
         memory_early_mib=memory[0],
         memory_late_mib=memory[-1],
@@ -63,9 +52,7 @@ def measure(episodes: int, with_bad: bool, *, at_once: int) -> Run:
 
 async def _run(episodes: int, with_bad: bool, *, at_once: int) -> tuple[list[float], list[float], int]:
     names = (*_GOOD, *(_BAD if with_bad else ()))
-    servers = [
-        StdioServer(name=name, command=sys.executable, args=("-S", str(_SCRIPT), "stdio")) for name in names
-    ]
+    servers = [replace(stdio_poison(), name=name) for name in names]
     limits = {"hung": ServerSection(timeout_s=_HUNG_TIMEOUT_S)} if with_bad else {}
     latencies: list[float] = []
     memory: list[float] = []

@@ -1,32 +1,48 @@
 """A server that writes its own bytes, over stdio or HTTP, so that they may be wrong. Standard library only.
 
-`python poison.py stdio [modern]`, or `python poison.py http [modern] [sse] [resume] [auth] [once]`, which
-prints its port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right",
-`once` opens one session and no other. `badlist` puts what are no tools between the tools.
+`python poison.py stdio [modern]`, or `python poison.py http [modern] [sse] [resume] [auth]`, which prints its
+port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right". `badlist`
+puts what are no tools between the tools.
 Tools: `echo`; `wait`, whose answer comes once `release` is called, which waits for `after` of them first;
-`poison`, which answers as `kind` says; `probes` counts what was asked in vain, `calls` the calls before it.
-Over HTTP also `status` (answers with that HTTP status), `busy` (HTTP 429 with a Retry-After for the first
-`times` calls), `hang_up` and `forget` (all sessions).
+`poison`, which answers as `kind` says; `misbehave`, which does what `kind` says; `probes` counts what was
+asked in vain. Over HTTP also `status` (answers with that HTTP status), `busy` (HTTP 429 with a Retry-After
+for the first `times` calls), `hang_up` and `forget` (all sessions).
+
+Misbehaviour: without end `notify` and `odd` (notifications), `ping` (requests), `answers` (to calls that
+nobody made), `noise` (lines that are no messages) and `blank` (empty lines); `progress` (100 notifications,
+then the answer), `stderr`, `meta` (a megabyte of it), `hang`, `exit`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import sys
 import threading
+import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 OVERSIZE = 50_000_000
 MODERN = "2026-07-28"
-TOOLS = ("echo", "wait", "release", "poison", "status", "hang_up", "forget", "probes", "calls", "busy")
+TOOLS = ("echo", "wait", "release", "poison", "misbehave", "status", "hang_up", "forget", "probes", "busy")
+CHUNK = 4096  # lines in one write
+NOTE = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x" * 50}}
+WITHOUT_END = {
+    "notify": json.dumps(NOTE).encode(),
+    "odd": json.dumps(dict(reversed(NOTE.items()))).encode(),  # members in an order that nobody expects
+    "ping": b'{"jsonrpc":"2.0","id":"p","method":"ping"}',
+    "answers": b'{"jsonrpc":"2.0","id":999999,"result":{"content":[]}}',
+    "noise": b"this is no message",
+    "blank": b"",
+}
 
 released = threading.Event()
 waiting = threading.Semaphore(0)
 probes: list[str] = []
-calls: list[str] = []
 is_modern = "modern" in sys.argv
 
 
@@ -76,8 +92,30 @@ def poison(kind: str, request_id: int) -> bytes:
             raise ValueError(kind)
 
 
-def respond(request: dict[str, Any]) -> bytes:
-    """The line or the body that answers a request."""
+def misbehave(arguments: dict[str, Any], write: Callable[[bytes], None]) -> dict[str, Any]:
+    done: dict[str, Any] = {"content": [{"type": "text", "text": "done"}], "resultType": "complete"}
+    match arguments["kind"]:
+        case "progress":
+            for _ in range(100):
+                write(WITHOUT_END["notify"])
+        case "stderr":
+            for _ in range(arguments["mib"]):
+                os.write(2, b"e" * 2**20)
+            os.write(2, b"\nthe last words\n")
+        case "meta":
+            done["_meta"] = {"small": "kept", "large": "m" * 2**20, "many": list(range(10**5))}
+        case "hang":
+            time.sleep(1000)
+        case "exit":
+            os._exit(arguments.get("code", 0))
+        case kind:
+            while True:
+                write(b"\n".join([WITHOUT_END[kind]] * CHUNK))
+    return done
+
+
+def respond(request: dict[str, Any], write: Callable[[bytes], None]) -> bytes:
+    """The line or the body that answers a request; `write` sends lines before it."""
     params = request.get("params", {})
     match request["method"]:
         case "initialize" if not is_modern:
@@ -98,6 +136,8 @@ def respond(request: dict[str, Any]) -> bytes:
             result = {"tools": tools, "resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
         case "tools/call" if params["name"] == "poison":
             return poison(params["arguments"]["kind"], request["id"])
+        case "tools/call" if params["name"] == "misbehave":
+            result = misbehave(params["arguments"], write)
         case "tools/call":
             text = call(params["name"], params.get("arguments", {}))
             result = {"content": [{"type": "text", "text": text}], "resultType": "complete"}
@@ -111,10 +151,7 @@ def respond(request: dict[str, Any]) -> bytes:
 
 
 def call(tool: str, arguments: dict[str, Any]) -> str:
-    calls.append(tool)
     match tool:
-        case "calls":
-            return str(len(calls) - 1)
         case "wait":
             waiting.release()
             released.wait()
@@ -134,18 +171,20 @@ def call(tool: str, arguments: dict[str, Any]) -> str:
 
 def serve_stdio() -> None:
     lock = threading.Lock()
-    print("welcome to the poison server")  # a banner where only messages may be
+    print("welcome to the poison server", flush=True)  # a banner where only messages may be
 
-    def answer(request: dict[str, Any]) -> None:
-        data = respond(request) + b"\n"
+    def write(data: bytes) -> None:
         with lock:
+            data += b"\n"
             while data:
                 data = data[os.write(1, data) :]
 
-    sys.stdout.flush()
+    def answer(request: dict[str, Any]) -> None:
+        write(respond(request, write))
+
     for line in sys.stdin:
         message = json.loads(line)
-        if "id" in message:
+        if "method" in message and "id" in message:
             threading.Thread(target=answer, args=(message,), daemon=True).start()
 
 
@@ -155,7 +194,6 @@ class Handler(BaseHTTPRequestHandler):
     sessions: set[str] = set()
     left: dict[str, bytes] = {}  # what is had by resuming
     turned_away: list[str] = []
-    had_one = False
     lock = threading.Lock()
 
     def do_POST(self) -> None:
@@ -165,11 +203,11 @@ class Handler(BaseHTTPRequestHandler):
         if len(body) > 4 * 2**20:
             return self.reply(413, b"")
         message = json.loads(body)
-        method = message["method"]
+        method = message.get("method")
         is_first = is_modern or method in ("initialize", "server/discover")
         if not is_first and self.headers.get("mcp-session-id") not in self.sessions:
             return self.reply(404, b"")
-        if "id" not in message:
+        if "id" not in message or method is None:
             return self.reply(202, b"")
         tool = message.get("params", {}).get("name")
         if tool == "status":
@@ -183,16 +221,15 @@ class Handler(BaseHTTPRequestHandler):
         if tool == "hang_up":
             self.close_connection = True
             return None
+        if tool == "misbehave":
+            return self.stream(message)
         if tool == "forget":
             self.sessions.clear()
         headers = {}
         if method == "initialize":
-            if "once" in sys.argv and self.had_one:
-                return self.reply(401, b"")
-            Handler.had_one = True
             headers["mcp-session-id"] = secrets.token_hex(8)
             self.sessions.add(headers["mcp-session-id"])
-        body = respond(message)
+        body = respond(message, lambda _: None)
         if "sse" in sys.argv:
             body = b"event: message\ndata: " + body + b"\n\n"
         if "resume" in sys.argv and tool:
@@ -201,6 +238,19 @@ class Handler(BaseHTTPRequestHandler):
         return self.reply(
             200, body, "text/event-stream" if "sse" in sys.argv else "application/json", headers
         )
+
+    def stream(self, message: dict[str, Any]) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+
+        def write(data: bytes) -> None:
+            events = (b"data: " + line + b"\n\n" if line else b": nothing\n" for line in data.split(b"\n"))
+            self.wfile.write(b"".join(events))
+
+        with contextlib.suppress(OSError):  # the client had enough
+            write(respond(message, write))
 
     def do_GET(self) -> None:
         body = self.left.pop(self.headers.get("last-event-id", ""), None)

@@ -6,7 +6,8 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind
 from mcpagent.errors import UserError
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import HttpServer, ServerConfig, StdioServer
+from mcpagent.tools.servers_config import ServerConfig, StdioServer
 from mcpagent.tools.transports.jsonrpc import (
     LOG_BYTES,
     NOTIFICATION,
@@ -26,20 +27,16 @@ from mcpagent.tools.transports.jsonrpc import (
 )
 from tests.tools.support import call
 from tests.tools.wayward import measure
-from tests.tools.wild import SCRIPTS, served, stdio_poison
+from tests.tools.wild import http_poison, stdio_poison
 
 pytestmark = pytest.mark.system
-
-WAYWARD = str(SCRIPTS / "wayward.py")
 
 
 @contextmanager
 def wayward(transport: str) -> Iterator[ServerConfig]:
-    if transport == "stdio":
-        yield StdioServer(name="wayward", command=sys.executable, args=(WAYWARD, "stdio"))
-        return
-    with served("wayward.py", "http") as port:
-        yield HttpServer(name="wayward", url=f"http://127.0.0.1:{port}/mcp")
+    """The poison server, which misbehaves when it is asked to, under a name of its own."""
+    with nullcontext(stdio_poison()) if transport == "stdio" else http_poison() as server:
+        yield replace(server, name="wayward")
 
 
 FLOODS = [
@@ -103,12 +100,13 @@ async def test_a_stderr_without_end_is_kept_in_a_bounded_log_with_its_ends(tmp_p
         assert outcome.content == "done"
     log = (tmp_path / "wayward.log").read_bytes()
     assert len(log) <= LOG_BYTES
-    assert log.startswith(b"e" * 1000)
+    banner = b"[stdout] welcome to the poison server\n"
+    assert log.startswith(banner + b"e" * 1000)
     assert log.endswith(b"\nthe last words\n")
     head, _, tail = log.partition(b"\n[... ")
     cut, _, tail = tail.partition(b" bytes cut ...]\n")
     # Whatever was cut, nothing was lost uncounted.
-    assert len(head) + int(cut) + len(tail) == 8 * 2**20 + len(b"\nthe last words\n")
+    assert len(head) + int(cut) + len(tail) == len(banner) + 8 * 2**20 + len(b"\nthe last words\n")
 
 
 def test_a_log_stays_bounded_whatever_is_appended(tmp_path: Path) -> None:
