@@ -60,9 +60,8 @@ def _live_upstream(name: str, allow_send: Collection[str]) -> Upstream | None:
     from mcpagent.servers.live import fmp, polygon, slack, tavily  # their packages are not for every start
     from mcpagent.servers.live.client import read_settings
 
-    if name == "slack":
-        return slack.slack_upstream(read_settings(name, base_url=slack.BASE_URL), allow_send)
-    service = {"polygon": polygon.SERVICE, "fmp": fmp.SERVICE, "tavily": tavily.SERVICE}[name]
+    services = {"polygon": polygon.SERVICE, "fmp": fmp.SERVICE, "tavily": tavily.SERVICE}
+    service = services.get(name) or slack.slack_service(allow_send)
     return service.upstream(read_settings(name, base_url=service.base_url))
 
 

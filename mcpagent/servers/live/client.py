@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -137,11 +137,13 @@ class UpstreamFailed(MCPError):
 
 
 class Transient(Exception):
-    """An attempt failed in a way that may pass. `retry_after_s` is what the service asked to wait."""
+    """An attempt failed in a way that may pass. `retry_after_s` is what the service asked to wait;
+    `was_taken` is False only if the service certainly did nothing."""
 
-    def __init__(self, text: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, text: str, *, retry_after_s: float | None = None, was_taken: bool = True) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+        self.was_taken = was_taken
 
 
 class RequestPace:
@@ -157,47 +159,6 @@ class RequestPace:
         if loop not in self._limiters:
             self._limiters[loop] = AsyncLimiter(self.rate.calls, self.rate.period_s)
         await self._limiters[loop].acquire()
-
-
-async def persist(
-    attempt: Callable[[], Awaitable[Any]], shape: type[T], *, settings: LiveSettings, pace: RequestPace
-) -> T:
-    """Return the document that `attempt` returns, parsed as `shape`. It is made again after a `Transient`.
-    Raises UpstreamFailed at the end, and if the document has another shape."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + settings.deadline_s
-    made, is_waiting = 0, True
-    failure: Transient | None = None
-    try:
-        async with asyncio.timeout_at(deadline_s):
-            while True:
-                made, is_waiting = made + 1, True
-                await pace.wait()
-                is_waiting = False
-                try:
-                    return TypeAdapter(shape).validate_python(await attempt())
-                except Transient as transient:
-                    failure = transient
-                asked_s = failure.retry_after_s
-                pause_s = backoff_s(made, first_s=settings.backoff_s, max_s=_MAX_PAUSE_S, asked_s=asked_s)
-                # A pause that would pass the deadline is not begun: the reason is known now.
-                if made == settings.attempts or loop.time() + pause_s >= deadline_s:
-                    wait = f"; it asks to wait {asked_s:g} s" if asked_s else ""
-                    raise UpstreamFailed(settings, f"{failure}{wait}")
-                await asyncio.sleep(pause_s)
-    except ValidationError as error:  # its values are not repeated
-        faults = [
-            f"{'.'.join(map(str, e['loc'])) or 'all'}: {e['msg']}" for e in error.errors()[:_MAX_FAULTS]
-        ]
-        raise UpstreamFailed(
-            settings, f"its answer is not shaped as documented ({'; '.join(faults)})"
-        ) from None
-    except TimeoutError:
-        rate = f" (its rate here is {pace.rate})" if is_waiting else ""
-        why = f"{rate}; before that: {failure}" if failure else rate
-        raise UpstreamFailed(
-            settings, f"no answer within {settings.deadline_s:g} s{why}", code=REQUEST_TIMEOUT
-        ) from None
 
 
 # They log whole URLs, and the key of fmp is in its URL.
@@ -223,107 +184,146 @@ class RefusedRequest(ToolError):
         self.status = status
 
 
-class ApiClient:
-    """Calls of one service. Every method raises `RefusedRequest` or `UpstreamFailed`."""
+# Returns the document of a good answer to a request of the path; raises every other one by whose fault it is:
+# Transient, ToolError or UpstreamFailed.
+ReadAnswer = Callable[[LiveSettings, str, httpx.Response], Any]
 
-    def __init__(self, settings: LiveSettings, *, pace: RequestPace, http: httpx.AsyncClient) -> None:
+
+class ApiClient:
+    """Calls of one service. Every method returns the answer parsed as `shape`; raises ToolError or
+    UpstreamFailed. `paces` are by path; that of "" is for all other paths."""
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        *,
+        paces: Mapping[str, RequestPace],
+        read: ReadAnswer,
+        http: httpx.AsyncClient,
+    ) -> None:
         self._settings = settings
-        self._pace = pace
+        self._paces = paces
+        self._read = read
         self._http = http
 
-    async def get(self, path: str, shape: type[T], **params: str | int) -> T:
-        """Return the answer of a GET, parsed as `shape`."""
-        return await self._ask("GET", path, shape, params=clean_values(params))
+    async def get(self, path: str, shape: type[T], **params: Any) -> T:
+        """Return the answer of a GET."""
+        return await self._ask(path, shape, method="GET", params=clean_values(params))
 
     async def post(self, path: str, shape: type[T], **body: Any) -> T:
         """Return the answer of a POST that only reads, so that it is repeated as a GET is."""
-        return await self._ask("POST", path, shape, body=clean_values(body))
+        return await self._ask(path, shape, method="POST", json=clean_values(body))
 
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        shape: type[T],
-        *,
-        params: Mapping[str, str | int] | None = None,
-        body: Mapping[str, Any] | None = None,
-    ) -> T:
-        async def attempt() -> Any:
-            try:
-                response = await self._http.request(method, path, params=params, json=body)
-            except httpx.RequestError as error:
-                raise Transient(f"the connection failed ({type(error).__name__})") from None
-            return self._read(response)
+    async def write(self, path: str, shape: type[T], **body: Any) -> T:
+        """Return the answer of a POST that is repeated only if it was certainly not carried out."""
+        return await self._ask(path, shape, is_write=True, method="POST", json=clean_values(body))
 
-        return await persist(attempt, shape, settings=self._settings, pace=self._pace)
+    async def _ask(self, path: str, shape: type[T], *, is_write: bool = False, **request: Any) -> T:
+        """Make the request, again after a `Transient`, until the deadline."""
+        settings = self._settings
+        pace = self._paces[path if path in self._paces else ""]
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + settings.deadline_s
+        made, is_waiting = 0, True
+        failure: Transient | None = None
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                while True:
+                    made, is_waiting = made + 1, True
+                    await pace.wait()
+                    is_waiting = False
+                    try:
+                        response = await self._sent(path, request)
+                        return TypeAdapter(shape).validate_python(self._read(settings, path, response))
+                    except Transient as transient:
+                        failure = transient
+                    if is_write and failure.was_taken:
+                        raise UpstreamFailed(settings, f"{path} may have been carried out: {failure}")
+                    asked_s = failure.retry_after_s
+                    pause_s = backoff_s(made, first_s=settings.backoff_s, max_s=_MAX_PAUSE_S, asked_s=asked_s)
+                    # A pause that would pass the deadline is not begun: the reason is known now.
+                    if made == settings.attempts or loop.time() + pause_s >= deadline_s:
+                        wait = f"; it asks to wait {asked_s:g} s" if asked_s else ""
+                        raise UpstreamFailed(settings, f"{failure}{wait}")
+                    await asyncio.sleep(pause_s)
+        except ValidationError as error:  # its values are not repeated
+            faults = [
+                f"{'.'.join(map(str, e['loc'])) or 'all'}: {e['msg']}" for e in error.errors()[:_MAX_FAULTS]
+            ]
+            raise UpstreamFailed(
+                settings, f"its answer is not shaped as documented ({'; '.join(faults)})"
+            ) from None
+        except TimeoutError:
+            rate = f" (its rate here is {pace.rate})" if is_waiting else ""
+            why = f"{rate}; before that: {failure}" if failure else rate
+            raise UpstreamFailed(
+                settings, f"no answer within {settings.deadline_s:g} s{why}", code=REQUEST_TIMEOUT
+            ) from None
 
-    def _read(self, response: httpx.Response) -> Any:
-        """Return the JSON of a good answer; every other answer by whose fault it is."""
-        status = response.status_code
-        document = json_of(response)
-        said = _message(document)
-        told = f": {said}" if said else ""
-        if status == 429 or status >= 500:
-            what = "its rate limit is reached" if status == 429 else f"it answered {status}"
-            raise Transient(what + told, retry_after_s=retry_after_s(response.headers))
-        if status in _KEY_REFUSED:
-            hint = _hint(said, self._settings)
-            raise self._failed(f"refused the key in {self._settings.key_name} ({status}){told}{hint}")
-        if status in _QUOTA_USED_UP:
-            raise self._failed(f"{_QUOTA_USED_UP[status]} ({status}){told}")
-        if status in _MODELS_FAULT and said:
-            raise RefusedRequest(status, self._settings.redact(said))
-        if status == 200 and said:
-            raise self._failed(f"answered with an error{told}")
-        if status != 200:
-            url = live_variable(self._settings.service, "BASE_URL")
-            raise self._failed(f"answered {status}{told}; is {url} the address of its API?")
-        if document is None:
-            raise Transient("its answer is not JSON")
-        return document
-
-    def _failed(self, text: str) -> UpstreamFailed:
-        return UpstreamFailed(self._settings, text)
+    async def _sent(self, path: str, request: Mapping[str, Any]) -> httpx.Response:
+        try:
+            return await self._http.request(url=path, **request)
+        except httpx.RequestError as error:
+            was_taken = not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+            text = f"the connection failed ({type(error).__name__})"
+            raise Transient(text, was_taken=was_taken) from None
 
 
-@dataclass(frozen=True)
+def read_answer(settings: LiveSettings, path: str, response: httpx.Response) -> Any:
+    """Read the answers of a service that says by the status whose fault it is."""
+    status = response.status_code
+    document = json_of(response)
+    said = _message(document)
+    told = f": {said}" if said else ""
+    if status == 429 or status >= 500:
+        what = "its rate limit is reached" if status == 429 else f"it answered {status}"
+        raise Transient(what + told, retry_after_s=retry_after_s(response.headers))
+    if status in _KEY_REFUSED:
+        hint = _hint(said, settings)
+        raise UpstreamFailed(settings, f"refused the key in {settings.key_name} ({status}){told}{hint}")
+    if status in _QUOTA_USED_UP:
+        raise UpstreamFailed(settings, f"{_QUOTA_USED_UP[status]} ({status}){told}")
+    if status in _MODELS_FAULT and said:
+        raise RefusedRequest(status, settings.redact(said))
+    if status == 200 and said:
+        raise UpstreamFailed(settings, f"answered with an error{told}")
+    if status != 200:
+        url = live_variable(settings.service, "BASE_URL")
+        raise UpstreamFailed(settings, f"answered {status}{told}; is {url} the address of its API?")
+    if document is None:
+        raise Transient("its answer is not JSON")
+    return document
+
+
+@dataclass(frozen=True, kw_only=True)
 class LiveService:
-    """A service that `ApiClient` asks: its address, its documented rate, the class of the tools, and the
-    parameter that takes the key (None: a bearer token)."""
+    """A service: its address, its documented rates by path ("": all others), the class of the tools, what its
+    answers mean, and the parameter that takes the key (None: a bearer token)."""
 
     base_url: str
-    rate: Rate
+    rates: Mapping[str, Rate]
     tools: Callable[[ApiClient], Any]
+    read: ReadAnswer = read_answer
     key_parameter: str | None = None
 
     def upstream(self, settings: LiveSettings) -> Upstream:
-        """Return the upstream, whose clients share the rate."""
-        pace = RequestPace(settings.rate or self.rate)
-        return live_upstream(
-            settings,
-            lambda http: self.tools(ApiClient(settings, pace=pace, http=http)),
-            key_parameter=self.key_parameter,
-        )
+        """Return the upstream, whose clients share the rates and send the key to one host only: redirects are
+        not followed."""
+        paces = {path: RequestPace(settings.rate or rate) for path, rate in self.rates.items()}
+        bearer = {"Authorization": f"Bearer {settings.key}"}
 
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Any]:
+            async with httpx.AsyncClient(
+                base_url=settings.base_url,
+                headers=bearer if self.key_parameter is None else None,
+                params=None if self.key_parameter is None else {self.key_parameter: settings.key},
+                timeout=_TIMEOUT,
+                follow_redirects=False,
+            ) as http:
+                yield self.tools(ApiClient(settings, paces=paces, read=self.read, http=http))
 
-def live_upstream(
-    settings: LiveSettings, tools: Callable[[httpx.AsyncClient], Any], *, key_parameter: str | None = None
-) -> Upstream:
-    """Return the upstream of `tools`, which send the key to one host only: redirects are not followed."""
-    bearer = {"Authorization": f"Bearer {settings.key}"}
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Any]:
-        async with httpx.AsyncClient(
-            base_url=settings.base_url,
-            headers=bearer if key_parameter is None else None,
-            params=None if key_parameter is None else {key_parameter: settings.key},
-            timeout=_TIMEOUT,
-            follow_redirects=False,
-        ) as http:
-            yield tools(http)
-
-    return Upstream(open=opened, is_live=True, redact=settings.redact)
+        return Upstream(open=opened, is_live=True, redact=settings.redact)
 
 
 def json_of(response: httpx.Response) -> Any:

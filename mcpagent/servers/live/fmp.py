@@ -176,9 +176,9 @@ class LiveFmp:
 
 
 SERVICE = LiveService(
-    "https://financialmodelingprep.com/stable",
-    Rate(250, 24 * 60 * 60),  # of the free tier
-    LiveFmp,
+    base_url="https://financialmodelingprep.com/stable",
+    rates={"": Rate(250, 24 * 60 * 60)},  # of the free tier
+    tools=LiveFmp,
     key_parameter="apikey",
 )
 

@@ -183,7 +183,11 @@ class LivePolygon:
             path, params = urlsplit(page.next_url).path, {**_query(page.next_url)}
 
 
-SERVICE = LiveService("https://api.massive.com", Rate(5, 60), LivePolygon)  # the rate of the free tier
+SERVICE = LiveService(
+    base_url="https://api.massive.com",
+    rates={"": Rate(5, 60)},  # of the free tier
+    tools=LivePolygon,
+)
 
 
 def _symbol(ticker: str) -> str:

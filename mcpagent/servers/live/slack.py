@@ -16,17 +16,16 @@ from pydantic import BaseModel
 
 from mcpagent.config.environment import environment
 from mcpagent.core.values import retry_after_s
-from mcpagent.servers.builtin import Upstream, at_least_one, clean_values, echo
+from mcpagent.servers.builtin import at_least_one, echo
 from mcpagent.servers.embedded import Message, User
 from mcpagent.servers.live.client import (
+    ApiClient,
+    LiveService,
     LiveSettings,
     Rate,
-    RequestPace,
     Transient,
     UpstreamFailed,
     json_of,
-    live_upstream,
-    persist,
 )
 from mcpagent.servers.names import live_variable
 from mcpagent.servers.slack import (
@@ -42,7 +41,6 @@ from mcpagent.servers.slack import (
     WorkspaceChanges,
 )
 
-BASE_URL = "https://slack.com/api"
 # The documented tiers of the methods, for internal and Marketplace apps; a message a second and channel.
 RATES = {
     "conversations.list": Rate(20, 60),
@@ -73,62 +71,25 @@ _MODELS_FAULT = {
     "too_many_emoji": "The message has too many reactions.",
     "too_many_reactions": "The message has too many reactions.",
 }
-_WRITES = {"chat.postMessage", "reactions.add"}
-_PASSING = {"fatal_error", "internal_error", "ratelimited", "request_timeout", "service_unavailable"}
+_PASSING = {"fatal_error", "internal_error", "request_timeout", "service_unavailable"}
 
 
-class SlackApi:
-    """Calls of the Web API. Raises `ToolError` or `UpstreamFailed`."""
-
-    def __init__(
-        self, settings: LiveSettings, *, paces: dict[str, RequestPace], http: httpx.AsyncClient
-    ) -> None:
-        self._settings = settings
-        self._paces = paces
-        self._http = http
-
-    async def call(self, method: str, shape: type[T], **arguments: Any) -> T:
-        """Return the answer of a method. One that writes is repeated only if it was not carried out."""
-        # An empty argument is one that is not given: the cursor of a first page.
-        given = {name: value for name, value in clean_values(arguments).items() if value != ""}
-
-        async def attempt() -> Any:
-            try:
-                if method in _WRITES:
-                    response = await self._http.post(method, json=given)
-                else:
-                    response = await self._http.get(method, params=given)
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                raise Transient(f"the connection failed ({type(error).__name__})") from None
-            except httpx.RequestError as error:
-                raise self._lost(method, type(error).__name__) from None
-            return self._read(method, response)
-
-        return await persist(attempt, shape, settings=self._settings, pace=self._paces[method])
-
-    def _read(self, method: str, response: httpx.Response) -> Any:
-        """Return the document of a good answer; every other answer by whose fault it is."""
-        said, status = json_of(response), response.status_code
-        if not isinstance(said, dict):
-            raise self._lost(method, "its answer is not JSON")
-        if status == 200 and said.get("ok"):
-            return said
-        code = str(said.get("error", ""))
-        if status == 429 or code == "ratelimited":
-            raise Transient("its rate limit is reached", retry_after_s=retry_after_s(response.headers))
-        if status >= 500 or code in _PASSING or not code:
-            raise self._lost(method, f"it answered {status} {code}".strip(), retry_after_s(response.headers))
-        if code in _MODELS_FAULT:
-            raise ToolError(_MODELS_FAULT[code])
-        needed = f", the scope {said['needed']} is missing" if "needed" in said else ""
-        raise UpstreamFailed(
-            self._settings, f"refused {method} with {self._settings.key_name} ({code}{needed})"
-        )
-
-    def _lost(self, method: str, why: str, after_s: float | None = None) -> Exception:
-        if method in _WRITES:
-            return UpstreamFailed(self._settings, f"{method} may have been carried out: {why}")
-        return Transient(why, retry_after_s=after_s)
+def read_answer(settings: LiveSettings, method: str, response: httpx.Response) -> Any:
+    """Read the answers of the Web API, which says by a code in the document whose fault it is."""
+    said, status = json_of(response), response.status_code
+    if not isinstance(said, dict):
+        raise Transient("its answer is not JSON")
+    if status == 200 and said.get("ok"):
+        return said
+    code, after_s = str(said.get("error", "")), retry_after_s(response.headers)
+    if status == 429 or code == "ratelimited":
+        raise Transient("its rate limit is reached", retry_after_s=after_s, was_taken=False)
+    if status >= 500 or code in _PASSING or not code:
+        raise Transient(f"it answered {status} {code}".strip(), retry_after_s=after_s)
+    if code in _MODELS_FAULT:
+        raise ToolError(_MODELS_FAULT[code])
+    needed = f", the scope {said['needed']} is missing" if "needed" in said else ""
+    raise UpstreamFailed(settings, f"refused {method} with {settings.key_name} ({code}{needed})")
 
 
 _MAX_CHANNELS = 1000  # the documented maxima of `limit`
@@ -175,7 +136,7 @@ class _Done(BaseModel):
 class LiveSlack:
     """The tools of slack. `allow_send` holds the names or ids of the channels that may be written to."""
 
-    def __init__(self, api: SlackApi, *, allow_send: Collection[str]) -> None:
+    def __init__(self, api: ApiClient, *, allow_send: Collection[str]) -> None:
         self._api = api
         self._allow_send = {_plain(name) for name in allow_send}
         self._channel_cache: list[Channel] = []
@@ -192,7 +153,7 @@ class LiveSlack:
         target = await self._writable(channel)
         if not message.strip():
             raise ToolError("message is empty.")
-        sent = await self._api.call("chat.postMessage", Sent, channel=target, text=message)
+        sent = await self._api.write("chat.postMessage", Sent, channel=target, text=message)
         self._sent.append(SentMessage(channel=sent.channel, text=message, ts=sent.ts))
         return sent
 
@@ -205,7 +166,7 @@ class LiveSlack:
     async def list_slack_users(self, limit: int, cursor: str) -> Users:
         """Return one page of the users."""
         page_size = min(at_least_one("limit", limit), _MAX_USERS)
-        page = await self._api.call("users.list", _Users, limit=page_size, cursor=cursor)
+        page = await self._get("users.list", _Users, limit=page_size, cursor=cursor)
         return Users(
             users=[user for user in page.members if not user.deleted],
             next_cursor=page.response_metadata.next_cursor,
@@ -223,22 +184,27 @@ class LiveSlack:
         emoji = reaction.strip().strip(":")
         if not emoji:
             raise ToolError("reaction is empty.")
-        await self._api.call("reactions.add", _Done, channel=target, timestamp=timestamp.strip(), name=emoji)
+        await self._api.write("reactions.add", _Done, channel=target, timestamp=timestamp.strip(), name=emoji)
         added = Reaction(channel=target, ts=timestamp.strip(), name=emoji)
         self._reactions.append(added)
         return added
 
     async def slack_auth_test(self) -> Identity:
         """Return the user that the calls are made as."""
-        return await self._api.call("auth.test", Identity)
+        return await self._get("auth.test", Identity)
 
     async def get_slack_workspace_changes(self) -> WorkspaceChanges:
         """Return the messages and reactions that this client made."""
         return WorkspaceChanges(messages=list(self._sent), reactions=list(self._reactions))
 
+    async def _get(self, method: str, shape: type[T], **arguments: Any) -> T:
+        # An empty argument is one that is not given: the cursor of a first page.
+        given = {name: value for name, value in arguments.items() if value != ""}
+        return await self._api.get(method, shape, **given)
+
     async def _channels(self, limit: int, cursor: str) -> _Channels:
         page = {"limit": limit, "cursor": cursor, "exclude_archived": "true"}
-        return await self._api.call("conversations.list", _Channels, **page)
+        return await self._get("conversations.list", _Channels, **page)
 
     async def _messages(self, method: str, count: int | None, **arguments: str) -> list[Message]:
         """Return the messages of as many pages as hold `wanted` of them; None is all, of at most 50 pages."""
@@ -246,7 +212,7 @@ class LiveSlack:
         cursor = ""
         for _ in range(_MAX_PAGES):
             limit = min(_MAX_MESSAGES, (count or _MAX_MESSAGES + len(messages)) - len(messages))
-            page = await self._api.call(method, _Messages, limit=limit, cursor=cursor, **arguments)
+            page = await self._get(method, _Messages, limit=limit, cursor=cursor, **arguments)
             messages += [Message(user=m.user or m.bot_id, text=m.text, ts=m.ts) for m in page.messages]
             cursor = page.response_metadata.next_cursor
             if not cursor or (count is not None and len(messages) >= count):
@@ -294,14 +260,14 @@ def allowed_channels(given: Collection[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in (*given, *named) if name.strip())
 
 
-def slack_upstream(settings: LiveSettings, allow_send: Collection[str]) -> Upstream:
-    """Return the upstream, whose clients share the rate of each method and may write to the channels of
-    `allow_send` and of the environment."""
-    paces = {method: RequestPace(settings.rate or rate) for method, rate in RATES.items()}
+def slack_service(allow_send: Collection[str]) -> LiveService:
+    """Return the service, whose clients may write to the channels of `allow_send` and of the environment."""
     channels = allowed_channels(allow_send)
-    return live_upstream(
-        settings,
-        lambda http: LiveSlack(SlackApi(settings, paces=paces, http=http), allow_send=channels),
+    return LiveService(
+        base_url="https://slack.com/api",
+        rates=RATES,
+        tools=lambda api: LiveSlack(api, allow_send=channels),
+        read=read_answer,
     )
 
 

@@ -62,4 +62,8 @@ class LiveTavily:
         return ShortAnswer(answer=answer.answer)
 
 
-SERVICE = LiveService("https://api.tavily.com", Rate(100, 60), LiveTavily)  # the rate of development keys
+SERVICE = LiveService(
+    base_url="https://api.tavily.com",
+    rates={"": Rate(100, 60)},  # of development keys
+    tools=LiveTavily,
+)

@@ -62,11 +62,8 @@ def impatient(server: str, *, rate: Rate | None = None, **changes: Any) -> Built
     """The live server with other patience than users have: no pauses of its own, two attempts."""
     patience = {"rate": rate or Rate(1e6, 1), "backoff_s": 0.0, "attempts": 2, **changes}
     settings = replace(read_settings(server, base_url=""), **patience)
-    if server == "slack":
-        upstream = slack.slack_upstream(settings, ["general"])
-    else:
-        upstream = _SERVICES[server].upstream(settings)
-    return BuiltinServer(_DEFINITIONS[server], upstream=upstream)
+    service = _SERVICES.get(server) or slack.slack_service(["general"])
+    return BuiltinServer(_DEFINITIONS[server], upstream=service.upstream(settings))
 
 
 def failure(server: BuiltinServer, tool: str, /, **arguments: Any) -> MCPError:
