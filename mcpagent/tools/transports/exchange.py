@@ -79,6 +79,22 @@ async def send_request(client: httpx2.AsyncClient, request: httpx2.Request) -> h
     raise httpx2.TooManyRedirects("it redirects in a circle", request=request)
 
 
+class BodyTooLarge(httpx2.ReadError):
+    """A body that is longer than is read."""
+
+
+async def read_body(response: httpx2.Response, max_bytes: int) -> bytes:
+    """Return the body of a response. Raises BodyTooLarge, and what HTTP raises."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge("its answer is too long")
+    return b"".join(parts)
+
+
 def host_of(url: httpx2.URL) -> str:
     """As much of a URL as may be shown."""
     return f"{url.scheme}://{url.netloc.decode('ascii').rpartition('@')[2]}"

@@ -33,11 +33,13 @@ from mcpagent.tools.faults import ServerEnded, http_error, http_status_error
 from mcpagent.tools.servers_config import HttpServer
 from mcpagent.tools.transports.exchange import (
     HEADERS,
+    BodyTooLarge,
     Events,
     Reply,
     as_reply,
     host_of,
     http_client,
+    read_body,
     send_request,
 )
 from mcpagent.tools.transports.jsonrpc import (
@@ -65,11 +67,10 @@ _RESUMES_MAX = 2  # of a stream that broke off, without a new event in between
 _END_TIMEOUT_S = 2.0
 
 
-class HttpEndpoint:
-    """Exchanges JSON-RPC messages with one server over streamable HTTP (2025-03-26 and later).
-
-    `on_message` gets what the server says besides responses, `on_lost` the end of the session,
-    `on_end` before it why the server was cut off.
+class _Requests(ObjectSendStream[SessionMessage]):
+    """The write stream of a session over streamable HTTP (2025-03-26 and later): every request is answered in
+    a task of its own. `inbox` gets what the server says, `on_lost` the end of the session, `on_end` before it
+    why the server was cut off.
 
     No error text holds a header, or more of the URL than its host: keys are kept in both.
     """
@@ -78,26 +79,89 @@ class HttpEndpoint:
         self,
         client: httpx2.AsyncClient,
         url: str,
+        inbox: Inbox,
         *,
-        on_message: Callable[[JSONRPCMessage], None],
         on_lost: Callable[[], None],
         on_end: Callable[[ServerEnded], None],
     ) -> None:
         self._client = client
         self._url = httpx2.URL(url)
         self._host = host_of(self._url)
-        self._on_message = on_message
+        self._inbox = inbox
         self._on_lost = on_lost
         self._on_end = on_end
         self._session_id: str | None = None
+        self._version: str | None = None  # of the protocol; in headers that do not name it themselves
         self._unasked = UnaskedTraffic()
+        self._tasks: dict[int | str, asyncio.Task[None]] = {}
+        self._ended = False
         self.flood: Flood | None = None  # set once the server was cut off
-        self.version: str | None = None  # of the protocol; in headers that do not name it themselves
 
-    async def request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Reply:
+    async def send(self, item: SessionMessage) -> None:
+        """Send the message, without waiting for an answer. Raises BrokenResourceError after the end."""
+        if self._ended:
+            raise anyio.BrokenResourceError
+        message, metadata = item.message, item.metadata
+        headers = (metadata.headers if isinstance(metadata, ClientMessageMetadata) else None) or {}
+        if isinstance(message, JSONRPCRequest):
+            task = asyncio.create_task(self._answer(message, headers), name=f"post {message.id}")
+            self._tasks[message.id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
+        elif isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
+            await self._cancel(message, headers)
+        else:
+            await self._tell(message, headers)
+
+    async def end(self) -> None:
+        """Give up what is under way, and tell a server that keeps sessions that this one is over."""
+        self._ended = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._session_id is not None:
+            try:
+                async with asyncio.timeout(_END_TIMEOUT_S), self._exchange("DELETE", {}):
+                    pass
+            except (TimeoutError, MCPError):
+                pass  # it need not hear of it
+
+    async def aclose(self) -> None:
+        """The exchanges are ended by the transport."""
+
+    async def _cancel(self, message: JSONRPCNotification, headers: Mapping[str, str]) -> None:
+        """Closing the stream is the signal of 2026-07-28; before that, the notification is."""
+        version = headers.get(MCP_PROTOCOL_VERSION_HEADER, self._version)
+        if version not in MODERN_PROTOCOL_VERSIONS:
+            await self._tell(message, headers)
+        request_id = (message.params or {}).get("requestId")
+        if isinstance(request_id, (int, str)) and (task := self._tasks.get(request_id)) is not None:
+            task.cancel()
+
+    async def _tell(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
+        """Send what has no response."""
+        try:
+            async with self._exchange("POST", headers, message):
+                pass
+        except MCPError as refusal:
+            log.debug("a message without an answer was not taken: %s", refusal.message)
+
+    async def _answer(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
+        try:
+            reply = await self._request(message, headers)
+        except MCPError as refusal:
+            reply = error_reply(message.id, refusal.code, refusal.message, refusal.data)
+        except Exception as error:
+            # A boundary: a call must end, whatever an HTTP library raises.
+            log.debug("a POST broke down", exc_info=True)
+            reply = error_reply(message.id, RESPONSE_LOST, f"the exchange broke down: {type(error).__name__}")
+        self._inbox.put(reply)
+
+    async def _request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Reply:
         """Return the response to `message`. Raises MCPError."""
         if message.method == "initialize":
-            self._session_id = self.version = None
+            self._session_id = self._version = None
         try:
             async with self._exchange("POST", headers, message) as response:
                 reply = await self._reply(message, response)
@@ -112,27 +176,13 @@ class HttpEndpoint:
             self._on_lost()
             raise MCPError(RESPONSE_LOST, f"the server did not answer: {flood}") from flood
 
-    async def notify(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
-        """Send what has no response. Raises MCPError if it cannot even be sent."""
-        async with self._exchange("POST", headers, message):
-            pass
-
-    async def end_session(self) -> None:
-        """Tell a server that keeps sessions that this one is over; it need not hear of it."""
-        if self._session_id is not None:
-            try:
-                async with asyncio.timeout(_END_TIMEOUT_S), self._exchange("DELETE", {}):
-                    pass
-            except (TimeoutError, MCPError):
-                pass
-
     @asynccontextmanager
     async def _exchange(
         self, method: str, headers: Mapping[str, str], message: JSONRPCMessage | None = None
     ) -> AsyncGenerator[httpx2.Response]:
         """One HTTP request, its response still to be read. Whatever HTTP raises becomes an MCPError."""
-        self.version = headers.get(MCP_PROTOCOL_VERSION_HEADER, self.version)
-        ids = {_SESSION_HEADER: self._session_id, MCP_PROTOCOL_VERSION_HEADER: self.version}
+        self._version = headers.get(MCP_PROTOCOL_VERSION_HEADER, self._version)
+        ids = {_SESSION_HEADER: self._session_id, MCP_PROTOCOL_VERSION_HEADER: self._version}
         headers = HEADERS | {key: value for key, value in ids.items() if value is not None} | dict(headers)
         body = None if message is None else message.model_dump_json(by_alias=True, exclude_unset=True)
         request = self._client.build_request(method, self._url, headers=headers, content=body)
@@ -142,8 +192,12 @@ class HttpEndpoint:
                 yield response
             finally:
                 await response.aclose()
-        except httpx2.SSEError as error:  # the one that is left: the content type has been checked
-            raise _oversize() from error
+        except (
+            BodyTooLarge,
+            httpx2.SSEError,
+        ) as error:  # of an event stream its content type has been checked
+            text = f"the response is larger than the {MAX_MESSAGE_BYTES} bytes that are taken"
+            raise MCPError(OVERSIZE_RESULT, text) from error
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise http_error(error, self._host) from error
 
@@ -156,24 +210,14 @@ class HttpEndpoint:
             raise MCPError(INVALID_REQUEST, text)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "application/json":
-            return as_reply(parse(await self._body(response, MAX_MESSAGE_BYTES)), message.id)
+            return as_reply(parse(await read_body(response, MAX_MESSAGE_BYTES)), message.id)
         if kind == "text/event-stream":
             return await self._streamed(message, response)
         raise Malformed(f"HTTP {response.status_code} with the content type {kind!r}")
 
-    async def _body(self, response: httpx2.Response, max_bytes: int) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        async for part in response.aiter_bytes():
-            parts.append(part)
-            size += len(part)
-            if size > max_bytes:
-                raise _oversize()
-        return b"".join(parts)
-
     async def _streamed(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
         """Return the response among the events; a stream that breaks off is resumed if the server can."""
-        events = Events(message.id, self._on_message, self._unasked)
+        events = Events(message.id, self._inbox.put, self._unasked)
         try:
             reply = await events.reply(response)
         except httpx2.SSEError:
@@ -212,83 +256,13 @@ class HttpEndpoint:
 
     async def _error_in(self, message: JSONRPCRequest, response: httpx2.Response) -> JSONRPCError | None:
         try:
-            parsed = parse(await self._body(response, _ERROR_BODY_BYTES))
-        except (Malformed, MCPError):
+            parsed = parse(await read_body(response, _ERROR_BODY_BYTES))
+        except (Malformed, BodyTooLarge):
             return None
         if not isinstance(parsed, JSONRPCError):
             return None
         parsed.id = message.id
         return parsed
-
-
-def _oversize() -> MCPError:
-    return MCPError(
-        OVERSIZE_RESULT, f"the response is larger than the {MAX_MESSAGE_BYTES} bytes that are taken"
-    )
-
-
-class _Posts(ObjectSendStream[SessionMessage]):
-    """The write stream of the session: every request is answered in a task of its own."""
-
-    def __init__(self, endpoint: HttpEndpoint, inbox: Inbox) -> None:
-        self._endpoint = endpoint
-        self._inbox = inbox
-        self._tasks: dict[int | str, asyncio.Task[None]] = {}
-        self._ended = False
-
-    async def send(self, item: SessionMessage) -> None:
-        """Send the message, without waiting for an answer. Raises BrokenResourceError after the end."""
-        if self._ended:
-            raise anyio.BrokenResourceError
-        message, metadata = item.message, item.metadata
-        headers = (metadata.headers if isinstance(metadata, ClientMessageMetadata) else None) or {}
-        if isinstance(message, JSONRPCRequest):
-            task = asyncio.create_task(self._answer(message, headers), name=f"post {message.id}")
-            self._tasks[message.id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
-        elif isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
-            await self._cancel(message, headers)
-        else:
-            await self._tell(message, headers)
-
-    async def end(self) -> None:
-        """Give up what is under way, and the session with it."""
-        self._ended = True
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        await self._endpoint.end_session()
-
-    async def aclose(self) -> None:
-        """The exchanges are ended by the transport."""
-
-    async def _answer(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
-        try:
-            reply = await self._endpoint.request(message, headers)
-        except MCPError as refusal:
-            reply = error_reply(message.id, refusal.code, refusal.message, refusal.data)
-        except Exception as error:
-            # A boundary: a call must end, whatever an HTTP library raises.
-            log.debug("a POST broke down", exc_info=True)
-            reply = error_reply(message.id, RESPONSE_LOST, f"the exchange broke down: {type(error).__name__}")
-        self._inbox.put(reply)
-
-    async def _cancel(self, message: JSONRPCNotification, headers: Mapping[str, str]) -> None:
-        """Closing the stream is the signal of 2026-07-28; before that, the notification is."""
-        version = headers.get(MCP_PROTOCOL_VERSION_HEADER, self._endpoint.version)
-        if version not in MODERN_PROTOCOL_VERSIONS:
-            await self._tell(message, headers)
-        request_id = (message.params or {}).get("requestId")
-        if isinstance(request_id, (int, str)) and (task := self._tasks.get(request_id)) is not None:
-            task.cancel()
-
-    async def _tell(self, message: Any, headers: Mapping[str, str]) -> None:
-        try:
-            await self._endpoint.notify(message, headers)
-        except MCPError as refusal:
-            log.debug("a message without an answer was not taken: %s", refusal.message)
 
 
 @asynccontextmanager
@@ -332,18 +306,11 @@ async def http_streams(
     """
     async with http_client(config.url, config.headers, auth) as client:
         inbox = Inbox(on_end=on_eof)
-        endpoint = HttpEndpoint(
-            client,
-            config.url,
-            on_message=inbox.put,
-            on_lost=on_eof,
-            on_end=on_end,
-        )
-        posts = _Posts(endpoint, inbox)
+        requests = _Requests(client, config.url, inbox, on_lost=on_eof, on_end=on_end)
         try:
-            yield inbox, posts
+            yield inbox, requests
         finally:
             with anyio.CancelScope(shield=True):
-                await posts.end()
-            if endpoint.flood is not None:
-                raise ServerEnded(str(endpoint.flood), is_lasting=True)
+                await requests.end()
+            if requests.flood is not None:
+                raise ServerEnded(str(requests.flood), is_lasting=True)

@@ -35,7 +35,7 @@ from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.tools.servers_config import HttpServer
-from mcpagent.tools.transports.exchange import LOOPBACK, http_client, send_request
+from mcpagent.tools.transports.exchange import LOOPBACK, http_client, read_body, send_request
 from mcpagent.tools.wire import LOGIN_NEEDED, NOT_SENT
 
 log = logging.getLogger(__name__)
@@ -281,16 +281,11 @@ async def _ask_token_endpoint(
 
 
 async def whole_body(response: httpx2.Response) -> bytes:
-    """Return the body of a response, which is then closed; raises ReadError if it is too long."""
-    parts: list[bytes] = []
+    """Return the body of an answer of an authorization server, which is then closed."""
     try:
-        async for part in response.aiter_bytes():
-            parts.append(part)
-            if sum(map(len, parts)) > _BODY_BYTES:
-                raise httpx2.ReadError("its answer is too long")
+        return await read_body(response, _BODY_BYTES)
     finally:
         await response.aclose()
-    return b"".join(parts)
 
 
 @asynccontextmanager
