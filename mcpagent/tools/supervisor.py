@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from mcp import Client, MCPError
@@ -53,33 +52,14 @@ class Live:
     calls: set[asyncio.Task[Any]] = field(default_factory=set)  # sent, and not yet answered
 
 
-class _PingResult(Enum):
-    """The result of a ping."""
-
-    ALIVE = auto()  # an answer, if only a refusal: revision 2026-07-28 has dropped ping
-    AWAY = auto()  # over HTTP: no connection, or the exchange was lost; it may come back by itself
-    SILENT = auto()  # no answer in time
-    GONE = auto()  # the connection has ended
-
-
-async def _ping_result(asked: asyncio.Task[Any], timeout_s: float) -> tuple[_PingResult, str]:
-    """The result of a ping within `timeout_s`, and the reason. A late one is cancelled, not awaited."""
-    try:
-        if not await settled(asked, timeout_s):
-            return _PingResult.SILENT, f"it did not answer a ping within {timeout_s:g} s"
-    finally:
-        asked.cancel()
+def _lost(asked: asyncio.Task[Any]) -> CallLost | None:
+    """Return how the exchange of a ping was lost; None if it was answered, if only by a refusal: revision
+    2026-07-28 has dropped ping."""
     if asked.cancelled():
-        return _PingResult.GONE, ""
-    match None if (error := asked.exception()) is None else classify(error):
-        case CallThrottled():
-            return _PingResult.ALIVE, ""
-        case CallLost(is_doubtful=True):
-            return _PingResult.GONE, ""
-        case CallLost(text=text):
-            return _PingResult.AWAY, text
-        case _:
-            return _PingResult.ALIVE, ""
+        return CallLost("the connection has ended", is_doubtful=True)
+    error = asked.exception()
+    fault = None if error is None else classify(error)
+    return fault if isinstance(fault, CallLost) and not isinstance(fault, CallThrottled) else None
 
 
 async def _ping(client: Client) -> EmptyResult:
@@ -132,7 +112,9 @@ class ServerSupervisor:
         """
         opening = self._begin(self._open_once())
         await asyncio.wait({opening})
-        return _opened_by(opening).tool_list
+        if opening.cancelled():
+            raise OpenFailed("it was closed while it started", permanent=True)
+        return opening.result().tool_list
 
     async def up(self, patience_s: float) -> Live:
         """Return the running instance; started or waited for, at most `patience_s`.
@@ -221,14 +203,27 @@ class ServerSupervisor:
         try:
             while not live.leave.is_set():
                 asked = self.keep(asyncio.create_task(ask(live.client)))
-                sign, reason = await _ping_result(asked, timeout_s)
-                if sign is not _PingResult.AWAY or live.leave.is_set():  # it forgot our session
-                    if ask is read_tool_list and sign is not _PingResult.SILENT:
+                try:
+                    in_time = await settled(asked, timeout_s)
+                finally:
+                    asked.cancel()  # not awaited: the SDK tells the server, which may take 5 s
+                if not in_time:
+                    if is_doubted:
+                        live.fault = (
+                            f"a call timed out, and then it did not answer a ping within {timeout_s:g} s; "
+                            "if it takes one call at a time, lower "
+                            f"tools.per_server.{self.name}.max_in_flight"
+                        )
+                        live.leave.set()
+                    return
+                lost = _lost(asked)
+                if lost is None or lost.is_doubtful or live.leave.is_set():  # it forgot our session
+                    if ask is read_tool_list:
                         self._breaker.answered()
-                    self._conclude(live, sign, reason, asked, is_doubted=is_doubted)
+                    self._conclude(live, lost, asked)
                     return
                 live.is_shaky = True
-                self._breaker.failed(reason, may_return=loop.time() < give_up_s)
+                self._breaker.failed(lost.text, may_return=loop.time() < give_up_s)
                 if self._breaker.refusal is not None:
                     return
                 ask = read_tool_list
@@ -236,21 +231,13 @@ class ServerSupervisor:
         finally:
             live.health_check = None
 
-    def _conclude(
-        self, live: Live, sign: _PingResult, reason: str, asked: asyncio.Task[Any], *, is_doubted: bool
-    ) -> None:
-        if sign is _PingResult.GONE:
+    def _conclude(self, live: Live, lost: CallLost | None, asked: asyncio.Task[Any]) -> None:
+        """End an instance whose connection is gone, or that came back with tools that are refused."""
+        if lost is not None:
             live.leave.set()
-        elif sign is _PingResult.SILENT and is_doubted:
-            live.fault = (
-                f"a call timed out, and then {reason}; if it takes one call at a time, "
-                f"lower tools.per_server.{self.name}.max_in_flight"
-            )
-            live.leave.set()
-        elif sign is _PingResult.ALIVE and asked.exception() is None and isinstance(asked.result(), ToolList):
+        elif asked.exception() is None and isinstance(asked.result(), ToolList) and self._on_tool_list:
             try:
-                if self._on_tool_list is not None:
-                    self._on_tool_list(asked.result())
+                self._on_tool_list(asked.result())
             except OpenFailed as refused:  # the next start says so again, to the calls that wait for it
                 live.fault = refused.text
                 live.leave.set()
@@ -391,9 +378,3 @@ class ServerSupervisor:
     def _with_log(self, text: str) -> str:
         tail = self._launcher.log_tail()
         return f"{text}; its last words:\n{printable(tail)}" if tail else text
-
-
-def _opened_by(opening: asyncio.Task[Live]) -> Live:
-    if opening.cancelled():
-        raise OpenFailed("it was closed while it started", permanent=True)
-    return opening.result()
