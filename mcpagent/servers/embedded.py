@@ -297,9 +297,9 @@ def _channels(tickers: list[str], *, rng: Random) -> tuple[WorkspaceChannel, ...
 T = TypeVar("T")
 
 
-def company(dataset: Dataset, symbol: str) -> Company:
+def company(symbol: str) -> Company:
     """Symbols match whatever their case and surrounding space. Raises `ToolError` if there is no such one."""
-    listed = dataset.by_ticker.get(symbol.strip().upper())
+    listed = build().by_ticker.get(symbol.strip().upper())
     if listed is None:
         raise unknown_symbol(symbol)
     return listed
@@ -320,20 +320,20 @@ def bars_between(company: Company, *, start: str, end: str) -> list[Bar]:
     return [bar for bar in daily_bars(company) if first_day <= bar.date <= last_day]
 
 
-def articles(company: Company, *, limit: int) -> Articles:
+def articles(symbol: str, *, limit: int) -> Articles:
     """Return the newest `limit` news pages of a company."""
     return Articles(
         articles=[
             Article(title=page.title, url=page.url, published=page.published)
-            for page in first(company.pages, limit)
+            for page in first(company(symbol).pages, limit)
         ]
     )
 
 
-def matching(dataset: Dataset, query: str, *, tickers: bool = True) -> list[Company]:
+def matching(query: str, *, tickers: bool = True) -> list[Company]:
     """Return companies whose name (or ticker) contains the query, the exact ticker first, else by ticker."""
     text = query.strip().casefold()
     matches = [
-        c for c in dataset.companies if text in c.name.casefold() or (tickers and text in c.ticker.casefold())
+        c for c in build().companies if text in c.name.casefold() or (tickers and text in c.ticker.casefold())
     ]
     return sorted(matches, key=lambda c: (c.ticker.casefold() != text, c.ticker))

@@ -87,24 +87,21 @@ class HistoricalPrices(Answer):
 class EmbeddedFmp:
     """The tools of fmp, answered from the data set."""
 
-    def __init__(self) -> None:
-        self._data = build()
-
     async def fmp_get_quote(self, symbol: SymbolArg) -> Quote:
         """Current price of a stock and its change."""
-        company = lookup.company(self._data, symbol)
+        company = lookup.company(symbol)
         return Quote(symbol=company.ticker, price=company.price, change_percent=company.change_percent)
 
     async def fmp_get_company_profile(self, symbol: SymbolArg) -> CompanyProfile:
         """Name and sector of a company."""
-        company = lookup.company(self._data, symbol)
+        company = lookup.company(symbol)
         return CompanyProfile(symbol=company.ticker, name=company.name, sector=company.sector)
 
     async def fmp_get_income_statement(
         self, symbol: SymbolArg, period: Period = "annual", limit: int = 1
     ) -> IncomeStatement:
         """Revenue and net income of a company, newest first."""
-        company = lookup.company(self._data, symbol)
+        company = lookup.company(symbol)
         if period == "annual":
             statements = [_annual(year) for year in company.statements]
         else:
@@ -113,42 +110,42 @@ class EmbeddedFmp:
 
     async def fmp_get_market_gainers(self, limit: int = 5) -> Movers:
         """Stocks that rose most today."""
-        return _movers(sorted(self._data.companies, key=lambda c: -c.change_percent), limit=limit)
+        return _movers(sorted(build().companies, key=lambda c: -c.change_percent), limit=limit)
 
     async def fmp_get_market_losers(self, limit: int = 5) -> Movers:
         """Stocks that fell most today."""
-        return _movers(sorted(self._data.companies, key=lambda c: c.change_percent), limit=limit)
+        return _movers(sorted(build().companies, key=lambda c: c.change_percent), limit=limit)
 
     async def fmp_search_ticker(
         self, query: Annotated[str, Field(description="Part of a symbol or name.")], limit: int = 5
     ) -> SymbolMatches:
         """Find companies by symbol or name."""
-        return _matches(lookup.matching(self._data, query), limit=limit)
+        return _matches(lookup.matching(query), limit=limit)
 
     async def fmp_search_name(
         self, query: Annotated[str, Field(description="Part of a name.")], limit: int = 5
     ) -> SymbolMatches:
         """Find companies by name."""
-        return _matches(lookup.matching(self._data, query, tickers=False), limit=limit)
+        return _matches(lookup.matching(query, tickers=False), limit=limit)
 
     async def fmp_get_stock_news(self, symbol: SymbolArg, limit: int = 5) -> Articles:
         """Latest news about a company."""
-        return lookup.articles(lookup.company(self._data, symbol), limit=limit)
+        return lookup.articles(symbol, limit=limit)
 
     async def fmp_get_change_percent(self, symbol: SymbolArg) -> ChangePercent:
         """Today's change of a stock in percent."""
-        return _change(lookup.company(self._data, symbol))
+        return _change(lookup.company(symbol))
 
     async def fmp_get_previous_close(self, symbol: SymbolArg) -> PreviousClose:
         """Previous close of a stock."""
-        company = lookup.company(self._data, symbol)
+        company = lookup.company(symbol)
         return PreviousClose(symbol=company.ticker, previous_close=company.previous_close)
 
     async def fmp_get_historical_prices(
         self, symbol: SymbolArg, start_date: StartArg, end_date: EndArg
     ) -> HistoricalPrices:
         """Daily closes of a stock between two dates."""
-        company = lookup.company(self._data, symbol)
+        company = lookup.company(symbol)
         days = lookup.bars_between(company, start=start_date, end=end_date)
         prices = [DayClose(date=day.date, close=day.close) for day in days]
         return HistoricalPrices(symbol=company.ticker, prices=prices)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mcpagent.servers import embedded as lookup
 from mcpagent.servers.builtin import Answer, Articles, BuiltinTool, ServerDefinition
-from mcpagent.servers.embedded import SERVER_TIME, Bar, build
+from mcpagent.servers.embedded import SERVER_TIME, Bar
 
 Frequency = Literal["daily", "weekly", "monthly"]
 TickerArg = Annotated[str, Field(description="Stock ticker.")]
@@ -89,24 +89,21 @@ def by_period(daily: Iterable[Bar], frequency: Frequency) -> list[Bar]:
 class EmbeddedPolygon:
     """The tools of polygon, answered from the data set."""
 
-    def __init__(self) -> None:
-        self._data = build()
-
     async def polygon_get_aggs(
         self, ticker: TickerArg, start_date: StartArg, end_date: EndArg, frequency: Frequency = "daily"
     ) -> Aggs:
         """Price bars of a stock between two dates."""
-        company = lookup.company(self._data, ticker)
+        company = lookup.company(ticker)
         daily = lookup.bars_between(company, start=start_date, end=end_date)
         return Aggs(ticker=company.ticker, bars=by_period(daily, frequency))
 
     async def polygon_get_news(self, ticker: TickerArg, limit: int = 5) -> Articles:
         """Latest news about a stock."""
-        return lookup.articles(lookup.company(self._data, ticker), limit=limit)
+        return lookup.articles(ticker, limit=limit)
 
     async def polygon_get_ticker_details(self, ticker: TickerArg) -> TickerDetails:
         """Name and market cap of a stock."""
-        company = lookup.company(self._data, ticker)
+        company = lookup.company(ticker)
         return TickerDetails(ticker=company.ticker, name=company.name, market_cap=company.market_cap)
 
     async def polygon_get_market_status(self) -> MarketStatus:
@@ -115,12 +112,12 @@ class EmbeddedPolygon:
 
     async def polygon_get_previous_close(self, ticker: TickerArg) -> PreviousClose:
         """Previous day's close and volume of a stock."""
-        company = lookup.company(self._data, ticker)
+        company = lookup.company(ticker)
         return PreviousClose(ticker=company.ticker, close=company.previous_close, volume=company.volume)
 
     async def polygon_get_last_trade(self, ticker: TickerArg) -> LastTrade:
         """Price and size of the last trade of a stock."""
-        company = lookup.company(self._data, ticker)
+        company = lookup.company(ticker)
         return LastTrade(ticker=company.ticker, price=company.price, size=company.last_size)
 
     async def polygon_search_tickers(
@@ -130,7 +127,7 @@ class EmbeddedPolygon:
         cursor: str = "",
     ) -> TickerMatches:
         """Find stocks by ticker or name."""
-        companies, next_cursor = lookup.page(lookup.matching(self._data, query), limit=limit, cursor=cursor)
+        companies, next_cursor = lookup.page(lookup.matching(query), limit=limit, cursor=cursor)
         return TickerMatches(
             results=[TickerMatch(ticker=c.ticker, name=c.name) for c in companies], next_cursor=next_cursor
         )
