@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,12 +47,14 @@ def serve(tools: Iterable[PlainTool]) -> None:
     answer_with(result_of)
 
 
-def answer_with(result_of: Callable[[str, dict[str, Any]], dict[str, Any] | None]) -> None:
-    """Answer each request on stdio with the result of its method and parameters; None is an error."""
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "id" not in request:
-            continue
+def answer_with(
+    result_of: Callable[[str, dict[str, Any]], dict[str, Any] | None], *, at_once: bool = False
+) -> None:
+    """Answer each request on stdio with the result of its method and parameters; None is an error. `at_once`
+    gives each a thread of its own."""
+    lock = threading.Lock()
+
+    def answer(request: dict[str, Any]) -> None:
         if request["method"] == "initialize":
             info = {"name": "plain", "version": "1"}
             known = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
@@ -59,5 +62,13 @@ def answer_with(result_of: Callable[[str, dict[str, Any]], dict[str, Any] | None
         else:
             result = result_of(request["method"], request.get("params") or {})
         refusal = {"error": {"code": -32601, "message": "no such method"}}
-        answer = refusal if result is None else {"result": result}
-        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
+        body = refusal if result is None else {"result": result}
+        with lock:
+            print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **body}), flush=True)
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "id" in request and at_once:
+            threading.Thread(target=answer, args=(request,), daemon=True).start()
+        elif "id" in request:
+            answer(request)

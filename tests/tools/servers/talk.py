@@ -7,12 +7,12 @@ import inspect
 import json
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-READS = {"readOnlyHint": True}
+from plain import READS, answer_with
+
 notes: list[str] = []
 
 
@@ -72,7 +72,6 @@ def hang() -> str:
 
 READERS = (echo, pid, variable, noise, garbage, die_once)
 TOOLS = {tool.__name__: tool for tool in (*READERS, die_after_writing, write_down, refuse, hang)}
-lock = threading.Lock()
 
 
 def listed(name: str) -> dict[str, Any]:
@@ -84,9 +83,6 @@ def listed(name: str) -> dict[str, Any]:
 
 def result_of(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     match method:
-        case "initialize":
-            info = {"name": "echo", "version": "1"}
-            return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
         case "tools/list":
             return {"tools": [listed(name) for name in TOOLS]}
         case "tools/call":
@@ -99,15 +95,5 @@ def result_of(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def answer(request: dict[str, Any]) -> None:
-    result = result_of(request["method"], request.get("params") or {})
-    refusal = {"error": {"code": -32601, "message": "no such method"}}
-    body = refusal if result is None else {"result": result}
-    with lock:
-        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **body}), flush=True)
-
-
 if __name__ == "__main__":
-    for line in sys.stdin:
-        if "id" in (request := json.loads(line)):
-            threading.Thread(target=answer, args=(request,), daemon=True).start()
+    answer_with(result_of, at_once=True)
