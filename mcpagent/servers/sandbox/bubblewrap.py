@@ -111,12 +111,8 @@ def _command(limits: SandboxLimits) -> list[str]:
     # Not --unshare-all: that does without a user namespace if there can be none.
     command = [program, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--disable-userns", "--die-with-parent", "--new-session"]
-    command += [
-        "--clearenv",
-        "--setenv",
-        "PYTHONHASHSEED",
-        "0",
-    ]  # the order of a set is the same in every run
+    # The order of a set is the same in every run.
+    command += ["--clearenv", "--setenv", "PYTHONHASHSEED", "0"]
     command += ["--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
     for path in _read_only(prefix):
         command += ["--ro-bind", path, path]
@@ -177,16 +173,19 @@ class _Call:
         """Return the process of bwrap, and the first one of its pid namespace; both have ended on leaving."""
         info, told = os.pipe()
         try:
-            process = subprocess.Popen(
-                [self.command[0], "--info-fd", str(told), *self.command[1:]],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={},
-                cwd="/",
-                start_new_session=True,
-                pass_fds=(told,),
-            )
+            with os.fdopen(os.memfd_create("request"), "w+b") as request:
+                request.write(self.request)
+                request.seek(0)
+                process = subprocess.Popen(
+                    [self.command[0], "--info-fd", str(told), *self.command[1:]],
+                    stdin=request,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={},
+                    cwd="/",
+                    start_new_session=True,
+                    pass_fds=(told,),
+                )
         finally:
             os.close(told)
         first: psutil.Process | None = None
@@ -203,19 +202,13 @@ class _Call:
                 process.kill()
 
     def _exchange(self, process: subprocess.Popen[bytes], first: psutil.Process | None) -> None:
-        """Write the request and read both pipes to their ends, or until a limit is passed."""
-        assert process.stdin and process.stdout and process.stderr
+        """Read both pipes to their ends, or until a limit is passed."""
+        assert process.stdout and process.stderr
         deadline, is_running = time.monotonic() + _SETUP_S, False
         look = deadline
         with selectors.DefaultSelector() as selector:
-            for pipe, events in (
-                (process.stdin, selectors.EVENT_WRITE),
-                (process.stdout, selectors.EVENT_READ),
-                (process.stderr, selectors.EVENT_READ),
-            ):
-                os.set_blocking(pipe.fileno(), False)
-                selector.register(pipe, events)
-            unsent = memoryview(self.request)
+            selector.register(process.stdout, selectors.EVENT_READ)
+            selector.register(process.stderr, selectors.EVENT_READ)
             while not (self.stopped or self._is_cancelled.is_set()):
                 now = time.monotonic()
                 if now >= deadline:
@@ -231,12 +224,7 @@ class _Call:
                         return
                 for key, _ in selector.select(0.1) if selector.get_map() else ():
                     pipe: Any = key.fileobj
-                    if pipe is process.stdin:
-                        unsent = _write_some(pipe, unsent)
-                        is_open = bool(unsent)
-                    else:
-                        is_open = self._read_some(pipe, is_report=pipe is process.stderr)
-                    if not is_open:
+                    if not self._read_some(pipe, is_report=pipe is process.stderr):
                         selector.unregister(pipe)
                         pipe.close()
                 if not is_running and self.report.startswith(READY):
@@ -300,14 +288,6 @@ def _unreported(exit_code: int, limits: SandboxLimits) -> str:
 
 def _failed(error: str, *, output: str, line: int | None = None) -> SandboxOutcome:
     return SandboxOutcome(error=error, output=output[:_ERROR_OUTPUT_CHARS], line=line)
-
-
-def _write_some(pipe: IO[bytes], data: memoryview) -> memoryview:
-    """Return what is left of `data`; nothing if the reader has gone."""
-    try:
-        return data[os.write(pipe.fileno(), data) :]
-    except BrokenPipeError:
-        return data[:0]
 
 
 def _end(first: psutil.Process) -> None:
