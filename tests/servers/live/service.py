@@ -14,18 +14,14 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from mcpagent.servers.names import KEY_NAMES
+
 SHAPES = Path(__file__).parent / "shapes"
 KEYS = {
     "MASSIVE_API_KEY": "planted/massive+key==7Q",
     "FMP_API_KEY": "planted/fmp+key==7Q",
     "TAVILY_API_KEY": "tvly-planted/tavily+key==7Q",
     "SLACK_BOT_TOKEN": "xoxb-planted/slack+token==7Q",
-}
-_KEY_OF = {
-    "polygon": "MASSIVE_API_KEY",
-    "fmp": "FMP_API_KEY",
-    "tavily": "TAVILY_API_KEY",
-    "slack": "SLACK_BOT_TOKEN",
 }
 _HOLD_S = 30.0  # a body that never ends ends here, should nobody hang up
 
@@ -70,7 +66,7 @@ class Asked:
     def has_key(self) -> bool:
         """True where the right key is in its documented place."""
         service = self.path.split("/")[1]
-        key = KEYS[_KEY_OF[service]]
+        key = KEYS[KEY_NAMES[service][0]]
         if service == "fmp":
             return self.query.get("apikey") == key
         return self.headers.get("Authorization") == f"Bearer {key}"
@@ -136,9 +132,8 @@ class ReplayService:
     @property
     def environment(self) -> dict[str, str]:
         """What points the live upstreams here, with the planted keys and without pacing."""
-        services = ("polygon", "fmp", "tavily", "slack")
-        urls = {f"MCPAGENT_{name.upper()}_BASE_URL": f"{self.url}/{name}" for name in services}
-        rates = {f"MCPAGENT_{name.upper()}_RATE": "100000/1" for name in services}
+        urls = {f"MCPAGENT_{name.upper()}_BASE_URL": f"{self.url}/{name}" for name in KEY_NAMES}
+        rates = {f"MCPAGENT_{name.upper()}_RATE": "100000/1" for name in KEY_NAMES}
         return {**KEYS, **urls, **rates, "MCPAGENT_SLACK_ALLOW_SEND": "general"}
 
     def answer(self, path: str, *replies: Reply) -> None:

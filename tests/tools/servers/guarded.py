@@ -6,7 +6,6 @@ token and ends the old one. `GET /seen` says what was issued and done, for the t
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -160,8 +159,8 @@ SHOWN = {"issued", "refreshes", "refused", "resources"}
 
 
 if __name__ == "__main__":
-    listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))))
+    listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    print(json.dumps(port), flush=True)
+    print(port, flush=True)
     app = build(port).streamable_http_app()
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])

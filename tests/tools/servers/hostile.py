@@ -91,7 +91,7 @@ def main() -> None:
             answer = {"error": {"code": -32601, "message": f"no such method {os.environ.get('REFUSAL', '')}"}}
         if message["method"] == "tools/call" and "REFUSAL" in os.environ:
             refusal = os.environ["REFUSAL"].replace("{ENV}", _dump())
-            answer = {"error": {"code": int(os.environ.get("CODE", "-32000")), "message": refusal}}
+            answer = {"error": {"code": -32000, "message": refusal}}
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
 
 

@@ -46,22 +46,14 @@ async def work(seconds: float) -> str:
     return "done"
 
 
-async def hang() -> str:
-    await anyio.sleep_forever()
-    return "never"
-
-
 def main() -> None:
     _append(os.environ["PIDS"], str(os.getpid()))
-    if os.path.exists(os.environ.get("FAIL_TO_START", "")):  # noqa: PTH110 - a string from the environment
-        raise SystemExit("the licence has expired")
     server = MCPServer("ledgered", log_level="ERROR")
     reads = ToolAnnotations(read_only_hint=True)
     server.add_tool(look, annotations=reads)
     server.add_tool(work, annotations=reads)
     server.add_tool(put, annotations=ToolAnnotations(idempotent_hint=True))
     server.add_tool(add)
-    server.add_tool(hang)
     if "PORT" not in os.environ:
         return server.run()
     listener = socket.create_server(("127.0.0.1", int(os.environ["PORT"])), backlog=256)

@@ -1,8 +1,7 @@
 """Servers that keep notes in different places: `python -m tests.tools.servers.notes MODE [FILE]`.
 
-MODE: `nowhere` forgets them, `kept` has them in this process or in FILE, which all instances share, `silent`
-is the same with no tool that only reads, `bare` the same without annotations, `filed` writes each to the path
-that it is given. With the variable WIPED there
+MODE: `nowhere` forgets them, `kept` has them in this process or in FILE, which all instances share, `bare` is
+the same without annotations, `filed` writes each to the path that it is given. With the variable WIPED there
 are two more tools, which must not be called unasked and leave that file.
 """
 

@@ -39,7 +39,7 @@ async def leave() -> str:
 
 
 if __name__ == "__main__":
-    listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))))
+    listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     app = server.sse_app(sse_path="/mcp" if os.environ.get("ONE") else "/sse")
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])
