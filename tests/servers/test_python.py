@@ -16,8 +16,10 @@ from mcpagent.servers.provider import builtin_servers
 from mcpagent.servers.registry import build_server
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.tools.pool import ToolPool
+from mcpagent.tools.servers_config import ServerConfig
 from tests.running import Command, mcpagent, refused
 from tests.servers.calls import call, text_of, with_client
+from tests.tools.support import served_builtin
 
 
 def calls(*wanted: tuple[str, dict[str, Any]]) -> list[CallToolResult]:
@@ -125,9 +127,11 @@ def test_a_series_without_returns_is_refused(prices: list[float]) -> None:
     assert call("python", "analyze_financial_data", prices=prices).is_error
 
 
-@pytest.mark.parametrize("transport", ["memory", "stdio"])
-async def test_every_episode_of_a_pool_has_its_own_results(transport: Any) -> None:
-    async with ToolPool(builtin_servers(["python"], transport=transport)) as pool:
+@pytest.mark.parametrize(
+    "server", [*builtin_servers(["python"]), served_builtin("python", "--limited", isolation="episode")]
+)
+async def test_every_episode_of_a_pool_has_its_own_results(server: ServerConfig) -> None:
+    async with ToolPool([server]) as pool:
         assert list(pool.tools) == [
             "execute_python",
             "process_mcp_data",

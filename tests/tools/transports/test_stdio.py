@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.tools.contract import NONCE_META_KEY
 from mcpagent.tools.pool import PoolSession, ToolPool
-from mcpagent.tools.servers_config import StdioServer
-from tests.house import ROOT
-from tests.tools.support import call, stdio_echo
+from tests.tools.support import call, served_builtin, stdio_echo
 from tests.tools.wild import living, stdio_poison
 
 
@@ -111,10 +108,8 @@ async def test_noise_on_stderr_and_garbage_on_stdout_cost_nothing(tmp_path: Path
 
 
 async def test_a_builtin_process_writes_to_the_ledger_of_the_pool(tmp_path: Path) -> None:
-    serve = ("-m", "mcpagent.cli.main", "serve", "slack")
-    slack = StdioServer(name="slack", command=sys.executable, args=serve, env={"PYTHONPATH": str(ROOT)})
     ledger = tmp_path / "calls.jsonl"
-    async with ToolPool([slack], ledger=ledger) as pool, pool.session() as session:
+    async with ToolPool([served_builtin("slack")], ledger=ledger) as pool, pool.session() as session:
         outcome = await call(session, "list_slack_channels", server="slack", limit=1)
     nonce = outcome.meta[NONCE_META_KEY]
     assert [json.loads(line)["nonce"] for line in ledger.read_text().splitlines()] == [nonce]
