@@ -15,7 +15,7 @@ from mcp.types import ListToolsResult, Tool
 from mcp_types.methods import parse_server_result
 from pydantic import ValidationError
 
-from mcpagent.core.hidden_text import over_schema_texts
+from mcpagent.core.hidden_text import illegible_name, is_legible, over_schema_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolCall, ToolSpec, catalog_hash, model_names
 from mcpagent.errors import UserError
@@ -142,6 +142,13 @@ def cut_texts(spec: ToolSpec) -> tuple[ToolSpec, int]:
             schemas[name], cut = over_schema_texts(schema, shorten)
             total += cut
     return (spec.model_copy(update={"description": description, **schemas}), total) if total else (spec, 0)
+
+
+def why_illegible(spec: ToolSpec) -> str | None:
+    """Return why a person cannot see what the tool or one of its parameters is called; None if one can. To
+    change the name would break its calls."""
+    hidden = illegible_name(spec.input_schema) if is_legible(spec.name) else spec.name
+    return None if hidden is None else f"the name {hidden!r} holds invisible characters or a line break"
 
 
 def why_too_long(spec: ToolSpec) -> str | None:

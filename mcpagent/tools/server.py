@@ -11,7 +11,7 @@ from typing import TypeVar
 from mcp.types import Tool
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
-from mcpagent.core.hidden_text import illegible_name, is_legible, over_schema_texts, without_hidden
+from mcpagent.core.hidden_text import over_schema_texts, without_hidden
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
@@ -21,6 +21,7 @@ from mcpagent.tools.catalog import (
     cut_texts,
     near_match,
     to_spec,
+    why_illegible,
     why_too_long,
 )
 from mcpagent.tools.faults import OpenFailed
@@ -99,12 +100,18 @@ class StartedServer:
         self.version, _ = cut_middle(SECRETS.text(self.version), _VERSION_CHARS)
         for note in tool_list.notes:
             self._on_note(f"server {self.name!r}: {note}")
-        cleaned = [
-            self._cleaned(to_spec(self.name, tool))
-            for tool in self._offered(tool_list, supervisor.workspace)
-            if self._is_legible(tool)
-        ]
-        specs = [spec for spec in cleaned if self._is_short_enough(spec)]
+        specs: list[ToolSpec] = []
+        for tool in self._offered(tool_list, supervisor.workspace):
+            spec = to_spec(self.name, tool)
+            fault = why_illegible(spec)
+            if fault is None:  # only then may notes name it
+                spec = self._cleaned(spec)
+                fault = why_too_long(spec)
+            if fault is None:
+                specs.append(spec)
+            else:
+                name = spec.name if len(spec.name) <= 60 else f"{spec.name[:60]}..."
+                self._on_note(f"server {self.name!r}: tool {name!r} is left out: {fault}")
         if not (isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas):
             # In a thread: a large schema takes half a second, and a server may have many.
             specs, notes = await asyncio.to_thread(_with_usable_schemas, specs)
@@ -211,25 +218,6 @@ class StartedServer:
     def _offered(tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:
         """Return the tools of a list, which may name the folder of the workspace."""
         return tool_list.tools if workspace is None else [workspace.said(tool) for tool in tool_list.tools]
-
-    def _is_legible(self, tool: Tool) -> bool:
-        """False, with a note, if a person cannot see what the tool or one of its parameters is called: to
-        change the name would break its calls."""
-        hidden = illegible_name(tool.input_schema) if is_legible(tool.name) else tool.name
-        if hidden is not None:
-            self._on_note(
-                f"server {self.name!r}: tool {tool.name!r} is left out: the name {hidden!r} "
-                "holds invisible characters or a line break"
-            )
-        return hidden is None
-
-    def _is_short_enough(self, spec: ToolSpec) -> bool:
-        """False, with a note, if the tool's name or schema is past its limit."""
-        fault = why_too_long(spec)
-        if fault is not None:
-            name = spec.name if len(spec.name) <= 60 else f"{spec.name[:60]}..."
-            self._on_note(f"server {self.name!r}: tool {name!r} is left out: {fault}")
-        return fault is None
 
     def _cleaned(self, spec: ToolSpec) -> ToolSpec:
         spec = spec.model_copy(
