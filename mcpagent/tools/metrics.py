@@ -55,16 +55,14 @@ class Histogram:
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
-        self._total = 0
 
     def add(self, seconds: float) -> None:
         """Count one duration."""
         self._counts[round(math.log(max(seconds, _SHORTEST_S)) / _LOG_RATIO)] += 1
-        self._total += 1
 
     def percentile(self, share: float) -> float | None:
         """Return the nearest-rank percentile in seconds, `share` in 0..1; None if nothing was added."""
-        rank = max(1, math.ceil(share * self._total))
+        rank = max(1, math.ceil(share * self._counts.total()))
         for bucket in sorted(self._counts):
             rank -= self._counts[bucket]
             if rank <= 0:

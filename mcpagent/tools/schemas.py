@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, cast
 
@@ -39,26 +39,22 @@ class SchemaCheck:
 
     def __init__(self, schema: JsonObject) -> None:
         self._schema = schema
-        self._validator: Validator | None = None
-        self._is_usable = True
 
     def fault(self, value: Any) -> str | None:
         """Return where and why `value` breaks the schema; None if it fits, or if that cannot be told."""
-        validator = self._compiled()
-        if validator is None:
+        if self._validator is None:
             return None
         try:
-            return _first_fault(validator, value)
+            return _first_fault(self._validator, value)
         except (_TooMuchWork, Unresolvable, RecursionError, UnknownType, ArithmeticError):
             return None
 
-    def _compiled(self) -> Validator | None:
-        if self._validator is None and self._is_usable:
-            self._is_usable = schema_problem(self._schema) is None
-            if self._is_usable:
-                kind = _dialect(self._schema)
-                self._validator = _bounded(kind)(_without_dialects(self._schema), registry=REGISTRY)
-        return self._validator
+    @cached_property
+    def _validator(self) -> Validator | None:
+        """None if values cannot be checked against the schema."""
+        if schema_problem(self._schema) is not None:
+            return None
+        return _bounded(_dialect(self._schema))(_without_dialects(self._schema), registry=REGISTRY)
 
 
 def schema_problem(schema: JsonObject) -> str | None:

@@ -19,7 +19,7 @@ from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, Re
 from mcpagent.config.schema import ResetSection
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
+from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, failed_result
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import Catalog
 from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
@@ -92,7 +92,15 @@ class PoolSession:
             return failed_result(call, failure.kind, failure.text)
         named = call.model_copy(update={"server": spec.server, "tool": spec.name})
         server = self._servers[spec.server]
-        pending = self._pending_call(server, spec, call, purpose)
+        pending = PendingCall(
+            tool=spec.name,
+            arguments=call.arguments,
+            purpose=purpose,
+            repeats=server.repeats,
+            is_safe=server.is_safe(spec),
+            is_write=not spec.annotations.read_only,
+            written_to=None if server.limits.survives_restart else self._written_to,
+        )
         supervisor = self._supervisor(server)
         workspace = supervisor.workspace
         try:
@@ -136,19 +144,6 @@ class PoolSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def _pending_call(
-        self, server: StartedServer, spec: ToolSpec, call: ToolCall, purpose: Purpose
-    ) -> PendingCall:
-        return PendingCall(
-            tool=spec.name,
-            arguments=call.arguments,
-            purpose=purpose,
-            repeats=server.repeats,
-            is_safe=server.is_safe(spec),
-            is_write=not spec.annotations.read_only,
-            written_to=None if server.limits.survives_restart else self._written_to,
-        )
 
     async def workspace(self, server: str) -> Path | None:
         """Return the folder that the session's instance of a server works on, as it is now; None if it has

@@ -63,15 +63,9 @@ class CassetteCounts:
         """`hit_rate` is None if nothing was looked up, as in record mode."""
         looked_up = self.replayed + self.misses.total()
         return {
-            "mode": self.mode,
+            **vars(self),
             "hit_rate": self.replayed / looked_up if looked_up else None,
             "calls_saved": self.replayed - self.restored,
-            "replayed": self.replayed,
-            "live": self.live,
-            "recorded": self.recorded,
-            "volatile": self.volatile,
-            "restored": self.restored,
-            "refused": self.refused,
             "misses": {reason.value: count for reason, count in sorted(self.misses.items())},
         }
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from mcp import Client, MCPError
 from mcp.client import Transport
@@ -68,8 +68,8 @@ class _Negotiation:
     all. That costs 10 s, once.
     """
 
-    def __init__(self, mode: Literal["auto", "legacy"] = "auto") -> None:
-        self._first = self._mode = mode
+    def __init__(self) -> None:
+        self._mode = "auto"
 
     @asynccontextmanager
     async def client(self, streams: Transport) -> AsyncGenerator[Client]:
@@ -77,7 +77,7 @@ class _Negotiation:
             try:
                 client = await stack.enter_async_context(Client(streams, mode=self._mode))
             except BaseException:
-                self._mode = self._first
+                self._mode = "auto"
                 raise
             if client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
                 self._mode = "legacy"
@@ -133,7 +133,6 @@ class HttpLauncher:
         self._config = config
         self._is_sse = config.is_sse
         self._negotiation = _Negotiation()
-        self._older = _Negotiation("legacy")  # the transport is older than the newest protocol
         self._auth = Authorization(config)
 
     @asynccontextmanager
@@ -144,7 +143,7 @@ class HttpLauncher:
 
         def older() -> AbstractAsyncContextManager[Client]:
             streams = sse_streams(self._config, on_eof=on_eof, auth=self._auth)
-            return self._older.client(streams)
+            return Client(streams, mode="legacy")  # the transport is older than the newest protocol
 
         async with AsyncExitStack() as stack:
             if self._is_sse:
