@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from mcp.types import CallToolResult, TextContent
 from mcpagent.core.tools import NONCE_META_KEY
 from mcpagent.servers.embedded import build
 from mcpagent.servers.registry import build_server
+from tests.running import Command
 
 COMPANY = build().companies[0]
 CHANNEL = build().channels[0]
@@ -92,6 +96,24 @@ def with_client(server: MCPServer[Any], work: Callable[[Client], Awaitable[Any]]
 def call(server: str, tool: str, /, **arguments: Any) -> CallToolResult:
     """One call on a new client of a full server without a ledger."""
     return with_client(build_server(server), lambda client: client.call_tool(tool, arguments))
+
+
+@contextmanager
+def over_http(name: str, *options: str, **env: str) -> Iterator[tuple[str, str]]:
+    """A built-in server as a process: its address, and what it says before that. It says nothing more."""
+    command = ("serve", name, *options, "--transport", "http", "--port", "0")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = Command(*command, env={**os.environ, **env}, text=True, **pipes)
+    try:
+        said, address = "", f"{name} at "
+        while address not in (line := process.stderr.readline()):
+            assert line, said
+            said += line
+        yield line.strip().removeprefix(address), said
+    finally:
+        process.terminate()
+        output, errors = process.communicate(timeout=20)
+    assert output + errors == ""
 
 
 def read_lines(path: Path) -> list[str]:

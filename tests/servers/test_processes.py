@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from mcp import Client, StdioServerParameters, stdio_client
 
 from mcpagent.core.tools import PURPOSE_META_KEY
 from mcpagent.servers.registry import BUILTIN_NAMES, build_server
-from tests.running import Command, mcpagent, refused
-from tests.servers.calls import CHANNEL, GOOD_CALLS, nonce_of, read_lines
+from tests.running import mcpagent, refused
+from tests.servers.calls import CHANNEL, GOOD_CALLS, nonce_of, over_http, read_lines
 
 pytestmark = pytest.mark.system
 
@@ -77,26 +76,13 @@ async def test_processes_share_a_ledger_but_no_workspace(tmp_path: Path) -> None
     assert len(read_lines(tmp_path / "calls.jsonl.env")) == 2
 
 
-def test_http_serves_one_workspace_to_all_clients_at_the_address_it_announces() -> None:
-    command = ("serve", "slack", "--limited", "--transport", "http", "--port", "0")
-    process = Command(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        name, _, url = process.stderr.readline().strip().partition(" at ")
-        assert name == "slack"
-
-        async def main() -> list[dict[str, str]]:
-            async with Client(url) as client:
-                await client.call_tool("send_slack_message", {"channel": CHANNEL.id, "message": "hello"})
-            async with Client(url) as client:
-                result = await client.call_tool("get_slack_channel_history", HISTORY)
-                return result.structured_content["messages"]
-
-        assert [m["text"] for m in asyncio.run(main())] == ["hello", CHANNEL.message.text]
-    finally:
-        process.terminate()
-        output, _ = process.communicate(timeout=20)
-    assert output == ""
+async def test_http_serves_one_workspace_to_all_clients_at_the_address_it_announces() -> None:
+    with over_http("slack", "--limited") as (url, _):
+        async with Client(url) as client:
+            await client.call_tool("send_slack_message", {"channel": CHANNEL.id, "message": "hello"})
+        async with Client(url) as client:
+            result = await client.call_tool("get_slack_channel_history", HISTORY)
+    assert [m["text"] for m in result.structured_content["messages"]] == ["hello", CHANNEL.message.text]
 
 
 @pytest.mark.parametrize(

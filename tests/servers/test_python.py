@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ from mcpagent.servers.registry import build_server
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import ServerConfig
-from tests.running import Command, mcpagent, refused
-from tests.servers.calls import call, text_of, with_client
+from tests.running import mcpagent, refused
+from tests.servers.calls import call, over_http, text_of, with_client
 from tests.tools.support import served_builtin
 
 
@@ -149,37 +147,20 @@ async def test_every_episode_of_a_pool_has_its_own_results(server: ServerConfig)
             await session.close()
 
 
-def test_over_http_the_sandbox_is_announced_and_the_limited_set_served() -> None:
-    command = ("serve", "python", "--limited", "--transport", "http", "--port", "0")
-    process = Command(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("python: code runs in the ")
-        _, _, url = process.stderr.readline().strip().partition(" at ")
-
-        async def main() -> None:
-            async with Client(url) as client:
-                assert client.instructions and "sandbox" in client.instructions
-                assert len((await client.list_tools()).tools) == 4
-                done = await client.call_tool("execute_python", {"code": "6 * 7"})
-                assert done.structured_content["result"] == 42
-
-        asyncio.run(main())
-    finally:
-        process.terminate()
-        output, _ = process.communicate(timeout=20)
-    assert output == ""
+async def test_over_http_the_sandbox_is_announced_and_the_limited_set_served() -> None:
+    with over_http("python", "--limited") as (url, said):
+        assert said.startswith("python: code runs in the ")
+        async with Client(url) as client:
+            assert client.instructions and "sandbox" in client.instructions
+            assert len((await client.list_tools()).tools) == 4
+            done = await client.call_tool("execute_python", {"code": "6 * 7"})
+            assert done.structured_content["result"] == 42
 
 
-def test_where_a_subset_of_python_runs_the_tools_say_so() -> None:
-    async def main(sandbox: SandboxKind) -> dict[str, str | None]:
-        configs = builtin_servers(["python"], sandbox=sandbox)
-        async with ToolPool(configs) as pool:
-            return {name: spec.description for name, spec in pool.tools.items()}
-
-    described = asyncio.run(main(SandboxKind.MONTY))
-    for name in ("execute_python", "process_mcp_data"):
-        assert "Monty, a subset of Python" in (described[name] or "")
+async def test_where_a_subset_of_python_runs_the_tools_say_so() -> None:
+    async with ToolPool(builtin_servers(["python"], sandbox=SandboxKind.MONTY)) as pool:
+        for name in ("execute_python", "process_mcp_data"):
+            assert "Monty, a subset of Python" in pool.tools[name].description
 
 
 def test_a_sandbox_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
