@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 import httpx
 from aiolimiter import AsyncLimiter
@@ -40,9 +39,6 @@ class Rate:
 
     calls: float
     period_s: float
-
-    def __str__(self) -> str:
-        return f"{self.calls:g} calls in {self.period_s:g} s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,21 +142,6 @@ class Transient(Exception):
         self.was_taken = was_taken
 
 
-class RequestPace:
-    """One token bucket for every client of a server; a loop has its own, as asyncio's objects must."""
-
-    def __init__(self, rate: Rate) -> None:
-        self.rate = rate
-        self._limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncLimiter] = WeakKeyDictionary()
-
-    async def wait(self) -> None:
-        """Wait until one more request is within the rate."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._limiters:
-            self._limiters[loop] = AsyncLimiter(self.rate.calls, self.rate.period_s)
-        await self._limiters[loop].acquire()
-
-
 # They log whole URLs, and the key of fmp is in its URL.
 for _name in ("httpx", "httpcore"):
     logging.getLogger(_name).setLevel(logging.WARNING)
@@ -197,7 +178,7 @@ class ApiClient:
         self,
         settings: LiveSettings,
         *,
-        paces: Mapping[str, RequestPace],
+        paces: Mapping[str, AsyncLimiter],
         read: ReadAnswer,
         http: httpx.AsyncClient,
     ) -> None:
@@ -230,7 +211,7 @@ class ApiClient:
             async with asyncio.timeout_at(deadline_s):
                 while True:
                     made, is_waiting = made + 1, True
-                    await pace.wait()
+                    await pace.acquire()
                     is_waiting = False
                     try:
                         response = await self._sent(path, request)
@@ -254,7 +235,8 @@ class ApiClient:
                 settings, f"its answer is not shaped as documented ({'; '.join(faults)})"
             ) from None
         except TimeoutError:
-            rate = f" (its rate here is {pace.rate})" if is_waiting else ""
+            calls, period_s = pace.max_rate, pace.time_period
+            rate = f" (its rate here is {calls:g} calls in {period_s:g} s)" if is_waiting else ""
             why = f"{rate}; before that: {failure}" if failure else rate
             raise UpstreamFailed(
                 settings, f"no answer within {settings.deadline_s:g} s{why}", code=REQUEST_TIMEOUT
@@ -309,7 +291,8 @@ class LiveService:
     def upstream(self, settings: LiveSettings) -> Upstream:
         """Return the upstream, whose clients share the rates and send the key to one host only: redirects are
         not followed."""
-        paces = {path: RequestPace(settings.rate or rate) for path, rate in self.rates.items()}
+        rates = {path: settings.rate or rate for path, rate in self.rates.items()}
+        paces = {path: AsyncLimiter(rate.calls, rate.period_s) for path, rate in rates.items()}
         bearer = {"Authorization": f"Bearer {settings.key}"}
 
         @asynccontextmanager

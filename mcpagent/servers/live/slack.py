@@ -134,11 +134,11 @@ class _Done(BaseModel):
 
 
 class LiveSlack:
-    """The tools of slack. `allow_send` holds the names or ids of the channels that may be written to."""
+    """The tools of slack. `allow_send` holds the channels that may be written to, by plain name or id."""
 
-    def __init__(self, api: ApiClient, *, allow_send: Collection[str]) -> None:
+    def __init__(self, api: ApiClient, *, allow_send: set[str]) -> None:
         self._api = api
-        self._allow_send = {_plain(name) for name in allow_send}
+        self._allow_send = allow_send
         self._channel_cache: list[Channel] = []
         self._sent: list[SentMessage] = []
         self._reactions: list[Reaction] = []
@@ -253,16 +253,11 @@ class LiveSlack:
         return channels
 
 
-def allowed_channels(given: Collection[str]) -> tuple[str, ...]:
-    """The channels that may be written to: those of `--allow-send` and of `MCPAGENT_SLACK_ALLOW_SEND`, which
-    separates them by commas."""
-    named = environment().get(live_variable("slack", "ALLOW_SEND"), "").split(",")
-    return tuple(name.strip() for name in (*given, *named) if name.strip())
-
-
 def slack_service(allow_send: Collection[str]) -> LiveService:
-    """Return the service, whose clients may write to the channels of `allow_send` and of the environment."""
-    channels = allowed_channels(allow_send)
+    """Return the service, whose clients may write to the channels of `allow_send` and to those of
+    `MCPAGENT_SLACK_ALLOW_SEND`, which separates them by commas."""
+    named = environment().get(live_variable("slack", "ALLOW_SEND"), "").split(",")
+    channels = {_plain(name) for name in (*allow_send, *named) if name.strip()}
     return LiveService(
         base_url="https://slack.com/api",
         rates=RATES,
