@@ -30,6 +30,14 @@ from mcpagent.tools.wire import (
 
 # How the SDK words the end of a connection; its code alone is one that servers use for errors of their own.
 _CLOSED = "Connection closed"
+_KINDS = {
+    REQUEST_TIMEOUT: FailureKind.TIMEOUT,
+    OVERSIZE_RESULT: FailureKind.OVERSIZE,
+    MALFORMED_RESULT: FailureKind.SCHEMA,
+    INVALID_PARAMS: FailureKind.INVALID_ARGUMENTS,
+    INTERNAL_ERROR: FailureKind.UPSTREAM,
+    FORBIDDEN: FailureKind.UPSTREAM,
+}
 _AUTH_ADVICE = 'look at "headers" of this server, say {"Authorization": "Bearer ${TOKEN}"}'
 
 
@@ -166,15 +174,8 @@ def _of_code(code: int, message: str) -> CallFailed | CallLost:
         return CallLost(message, was_sent=False)
     if code == RESPONSE_LOST:
         return CallLost(message)
-    if code == REQUEST_TIMEOUT:
-        return CallFailed(FailureKind.TIMEOUT, message)
-    if code == OVERSIZE_RESULT:
-        return CallFailed(FailureKind.OVERSIZE, message)
-    if code == MALFORMED_RESULT:
-        return CallFailed(FailureKind.SCHEMA, message)
-    if code == INVALID_PARAMS:
-        unknown = "unknown tool" in message.lower()
-        return CallFailed(FailureKind.UNKNOWN_TOOL if unknown else FailureKind.INVALID_ARGUMENTS, message)
-    if code in (INTERNAL_ERROR, FORBIDDEN):
-        return CallFailed(FailureKind.UPSTREAM, message)
+    if code == INVALID_PARAMS and "unknown tool" in message.lower():
+        return CallFailed(FailureKind.UNKNOWN_TOOL, message)
+    if code in _KINDS:
+        return CallFailed(_KINDS[code], message)
     return CallFailed(FailureKind.SCHEMA, f"the server answered with error {code}: {message}")

@@ -75,6 +75,7 @@ class Cassette:
 
     def __post_init__(self) -> None:
         self.counts = CassetteCounts(self.mode)
+        self.tools, self.catalog_hash = self.catalog.tools, self.catalog.hash
 
     @classmethod
     def around(
@@ -131,16 +132,6 @@ class Cassette:
             servers=ServerFacts(versions=pinned.versions),
             limit_chars=result_limit_chars,
         )
-
-    @property
-    def tools(self) -> Mapping[str, ToolSpec]:
-        """Every tool by the name that the model sees."""
-        return self.catalog.tools
-
-    @property
-    def catalog_hash(self) -> str:
-        """As that of a `ToolPool`."""
-        return self.catalog.hash
 
     @property
     def versions(self) -> Mapping[str, str]:
