@@ -62,12 +62,14 @@ def _server(**env: str) -> StdioServer:
     return StdioServer(name="odd", command=sys.executable, args=(hostile.__file__,), env={**HELD, **env})
 
 
-def _call(server: StdioServer, **settings: object) -> tuple[ToolResult, list[str], int]:
+def _call(
+    server: StdioServer, *, limit: int = 10**6, log_dir: Path | None = None
+) -> tuple[ToolResult, list[str], int]:
     notes: list[str] = []
 
     async def run() -> tuple[ToolResult, int]:
-        config = ToolsConfig(result_limit_chars=10**6)
-        pool = ToolPool([server], config, on_note=notes.append, **settings)  # type: ignore[arg-type]
+        config = ToolsConfig(result_limit_chars=limit)
+        pool = ToolPool([server], config, on_note=notes.append, log_dir=log_dir)
         async with pool, pool.session() as session:
             result = await session.call(ToolCall(id="1", tool="look", arguments={}))
             return result, sum(t.secrets for s in pool.metrics().servers for t in s.tools)
@@ -137,16 +139,10 @@ def test_the_log_of_a_server_that_has_ended_holds_none(tmp_path: Path) -> None:
 
 
 def test_a_secret_is_not_cut_in_half_by_the_limit_of_a_result() -> None:
-    async def run(limit: int) -> str:
-        pool = ToolPool(
-            [_server(ANSWER="ab " * 30 + HELD["SHOP_TOKEN"] * 2 + " yz" * 30)],
-            ToolsConfig(result_limit_chars=limit),
-        )
-        async with pool, pool.session() as session:
-            return (await session.call(ToolCall(id="1", tool="look", arguments={}))).content
-
+    server = _server(ANSWER="ab " * 30 + HELD["SHOP_TOKEN"] * 2 + " yz" * 30)
     for limit in (100, 120, 140):
-        assert "9f8E" not in asyncio.run(run(limit)) and "5b4A" not in asyncio.run(run(limit))
+        result, _, _ = _call(server, limit=limit)
+        assert "9f8E" not in result.content and "5b4A" not in result.content
 
 
 ORDINARY = r"""

@@ -7,11 +7,10 @@ import ctypes
 import os
 import resource
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from mcpagent.tools.io_thread import IOThread
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from tests.tools.servers import ledgered
-from tests.tools.wild import living
+from tests.tools.wild import living, served
 
 pytestmark = pytest.mark.system
 
@@ -116,45 +115,24 @@ async def test_1500_calls_through_3_kills_lose_nothing_and_repeat_no_effect(tmp_
     _assert_nothing_is_left(place)
 
 
-class _Web:
-    """A ledgered server over HTTP, on one port through all its lives."""
-
-    def __init__(self, place: _Place) -> None:
-        self._place = place
-        self._port = "0"
-        self._process = self._start()
-        self._await_port()
-
-    @property
-    def config(self) -> HttpServer:
-        return HttpServer(name="store", url=f"http://127.0.0.1:{self._port}/mcp")
-
-    async def restart(self) -> None:
-        """Without a goodbye; returns when it listens again."""
-        self.close()
-        self._process = self._start()
-        await asyncio.to_thread(self._await_port)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        env = {**os.environ, **self._place.server.env, "PORT": self._port}
-        return subprocess.Popen([sys.executable, str(SCRIPT)], env=env, stdout=subprocess.PIPE)
-
-    def _await_port(self) -> None:
-        assert self._process.stdout is not None
-        self._port = str(int(self._process.stdout.readline()))
-
-
 async def test_300_calls_over_http_through_2_kills_all_have_an_outcome_and_repeat_no_effect(
     tmp_path: Path,
 ) -> None:
     place = _Place(tmp_path)
-    with closing(_Web(place)) as web:
-        async with ToolPool([web.config]) as pool:
-            unsafe = await _storm(pool, place, 300, kill=web.restart, at=(50, 150))
+    with ExitStack() as stack:
+
+        def start(port: int = 0) -> int:
+            return stack.enter_context(served("ledgered.py", **place.server.env, PORT=str(port)))
+
+        port = start()
+
+        async def restart() -> None:
+            """Without a goodbye; returns when it listens again."""
+            stack.close()
+            await asyncio.to_thread(start, port)
+
+        async with ToolPool([HttpServer(name="store", url=f"http://127.0.0.1:{port}/mcp")]) as pool:
+            unsafe = await _storm(pool, place, 300, kill=restart, at=(50, 150))
             assert unsafe <= {None, FailureKind.UNKNOWN_OUTCOME}
             assert (await _one(pool, "look", key="after")).content == "after"
         assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -100,7 +100,7 @@ async def test_the_variable_the_arguments_the_environment_and_the_folder_name_th
     assert not (data / "jot.txt").exists()
 
 
-def test_a_database_in_use_is_snapshotted_as_of_its_last_transaction(tmp_path: Path) -> None:
+async def test_a_database_in_use_is_snapshotted_as_of_its_last_transaction(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     base = data / "shop.db"
@@ -112,17 +112,14 @@ def test_a_database_in_use_is_snapshotted_as_of_its_last_transaction(tmp_path: P
         assert base.with_name("shop.db-wal").stat().st_size  # what was committed is not in the file yet
         database.execute("insert into rows values (2)")  # and this is not committed
 
-        async def run() -> list[str]:
-            async with _pool(_desk(str(data), str(base)), workspace=str(data)) as pool:
-                counts = []
-                for _ in range(3):
-                    async with pool.session() as session:
-                        counts.append((await call(session, "count", server="desk")).content)
-                        await call(session, "insert", server="desk")
-                        counts.append((await call(session, "count", server="desk")).content)
-                return counts
-
-        assert asyncio.run(run()) == ["1", "2"] * 3
+        async with _pool(_desk(str(data), str(base)), workspace=str(data)) as pool:
+            counts = []
+            for _ in range(3):
+                async with pool.session() as session:
+                    counts.append((await call(session, "count", server="desk")).content)
+                    await call(session, "insert", server="desk")
+                    counts.append((await call(session, "count", server="desk")).content)
+        assert counts == ["1", "2"] * 3
 
 
 async def test_a_workspace_may_be_one_file(tmp_path: Path) -> None:
@@ -218,15 +215,15 @@ async def test_a_reset_that_fails_leaves_the_episode_unscored(tmp_path: Path) ->
     assert failure is FailureKind.UPSTREAM and "no such database" in text
 
 
-def test_the_probe_tells_a_state_that_comes_back_from_one_that_does_not(tmp_path: Path) -> None:
+async def test_the_probe_tells_a_state_that_comes_back_from_one_that_does_not(tmp_path: Path) -> None:
     data = _folder(tmp_path)
     limits = ServerSection(workspace=str(data))
-    good = asyncio.run(probe_start(_desk(str(data)), limits, on_note=lambda _: None))
+    good = await probe_start(_desk(str(data)), limits, on_note=lambda _: None)
     assert good.differs is None and good.digest == tree_digest(data) and "names" in good.reads
     # A reset that forgets what `jot` writes.
     put = ResetCall(tool="put", arguments={"path": f"{data}/other", "text": ""})
     bad_reset = ServerSection(reset=ResetSection(calls=(put,)))
-    bad = asyncio.run(probe_start(_desk(str(data)), bad_reset, on_note=lambda _: None))
+    bad = await probe_start(_desk(str(data)), bad_reset, on_note=lambda _: None)
     assert bad.differs is not None and "names" in bad.differs
 
 

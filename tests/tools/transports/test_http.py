@@ -305,10 +305,7 @@ async def test_a_server_that_is_back_with_other_tools_is_refused_where_that_is_a
 
 
 @pytest.mark.parametrize("isolation", ["shared", "episode"])
-def test_an_argument_that_the_protocol_wants_in_a_header_gets_there(isolation: Any) -> None:
-    async def run(server: HttpServer) -> None:
-        async with ToolPool([server]) as pool, pool.session() as session:
-            assert (await call(session, "where", server="web", region="eu")).content == "in eu"
-
+async def test_an_argument_that_the_protocol_wants_in_a_header_gets_there(isolation: Isolation) -> None:
     with _web() as server:
-        asyncio.run(run(replace(server, isolation=isolation)))
+        async with ToolPool([replace(server, isolation=isolation)]) as pool, pool.session() as session:
+            assert (await call(session, "where", server="web", region="eu")).content == "in eu"

@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tools import FailureKind, ToolResult
@@ -59,30 +61,24 @@ async def test_a_lost_call_is_repeated_only_if_the_tool_only_reads(tmp_path: Pat
     assert ledger.read_text() == "effect\n"
 
 
-def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
+async def test_a_hung_tool_times_out_and_delays_no_neighbour() -> None:
     finished: list[str] = []
 
-    async def noted(name: str, work: asyncio.Task[ToolResult]) -> ToolResult:
+    async def noted(name: str, work: Coroutine[Any, Any, ToolResult]) -> ToolResult:
         result = await work
         finished.append(name)
         return result
 
-    async def run() -> None:
-        async with ToolPool([stdio_echo()], ToolsConfig(timeout_s=3.0)) as pool, pool.session() as session:
-            hanging = asyncio.create_task(noted("hang", asyncio.create_task(call(session, "hang"))))
-            neighbours = [
-                asyncio.create_task(noted("echo", asyncio.create_task(call(session, "echo", text=str(i)))))
-                for i in range(40)
-            ]
-            assert [r.content for r in await asyncio.gather(*neighbours)] == [str(i) for i in range(40)]
-            async with asyncio.timeout(15):
-                result = await hanging
-            assert result.failure is FailureKind.TIMEOUT
-            assert result.latency_s >= 3.0
-            assert finished == ["echo"] * 40 + ["hang"]
-            assert (await call(session, "echo", text="still here")).content == "still here"
-
-    asyncio.run(run())
+    async with ToolPool([stdio_echo()], ToolsConfig(timeout_s=3.0)) as pool, pool.session() as session:
+        hanging = asyncio.create_task(noted("hang", call(session, "hang")))
+        neighbours = (noted("echo", call(session, "echo", text=str(i))) for i in range(40))
+        assert [r.content for r in await asyncio.gather(*neighbours)] == [str(i) for i in range(40)]
+        async with asyncio.timeout(15):
+            result = await hanging
+        assert result.failure is FailureKind.TIMEOUT
+        assert result.latency_s >= 3.0
+        assert finished == ["echo"] * 40 + ["hang"]
+        assert (await call(session, "echo", text="still here")).content == "still here"
 
 
 async def test_a_stopped_server_with_a_full_pipe_is_replaced() -> None:
