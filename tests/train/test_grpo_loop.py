@@ -33,7 +33,7 @@ from mcpagent.train.run_state import (
     Validation,
 )
 from mcpagent.train.update import UpdateSettings
-from tests.train.world import VOCABULARY, make_learner, tiny_model, trajectory
+from tests.train.world import VOCABULARY, frozen_as, make_learner, tiny_model, trajectory
 
 PROMPT = [{"role": "user", "content": "?"}]
 TASKS = [
@@ -472,7 +472,8 @@ def test_a_damaged_checkpoint_is_refused_with_the_name_of_the_last_good_one(tmp_
 
 def with_reference(run: GrpoRun, *, kl_coef: float) -> GrpoRun:
     """The run with a reference that its model is far from."""
-    learner = make_learner(tiny_model(), learning_rate=0.001, reference=tiny_model(seed=1))
+    model = tiny_model()
+    learner = make_learner(model, learning_rate=0.001, reference=frozen_as(tiny_model(seed=1), model))
     return replace(run, learner=learner, state=GrpoState(kl_coef=kl_coef))
 
 

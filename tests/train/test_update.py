@@ -14,7 +14,15 @@ from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.update import UpdateSettings, UpdateStats, update_policy
-from tests.train.world import full_logprobs, given, make_learner, on_policy, some_samples, tiny_model
+from tests.train.world import (
+    frozen_as,
+    full_logprobs,
+    given,
+    make_learner,
+    on_policy,
+    some_samples,
+    tiny_model,
+)
 
 ADVANTAGES = [1.2, -0.7, 0.4, -0.9]
 
@@ -29,7 +37,8 @@ def gradient_of(
     kl_coef: float = 0.0,
 ) -> tuple[dict[str, torch.Tensor], UpdateStats]:
     """What the update computes, read before a step of size zero is taken."""
-    learner = make_learner(model, learning_rate=0.0, reference=reference)
+    frozen = None if reference is None else frozen_as(reference, model)
+    learner = make_learner(model, learning_rate=0.0, reference=frozen)
     seen: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(
@@ -270,7 +279,7 @@ def test_a_kl_in_the_reward_changes_the_advantages_and_not_the_loss() -> None:
         parameter.register_post_accumulate_grad_hook(
             lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
         )
-    learner = make_learner(twin, learning_rate=0.0, reference=reference)
+    learner = make_learner(twin, learning_rate=0.0, reference=frozen_as(reference, twin))
     stats = update_policy(learner, graded, settings=settings, kl_coef=0.1, first_optimizer_step=1, seed=0)
     assert stats.summary()["kl"] > 0.0
     for name, value in plain.items():
@@ -301,10 +310,16 @@ def test_minibatches_are_of_whole_groups() -> None:
 @pytest.mark.parametrize("epochs", [1, 2], ids=["single step", "rescored"])
 def test_the_reference_is_asked_once_and_not_at_all_where_the_kl_weighs_nothing(epochs: int) -> None:
     def passes(kl_coef: float) -> tuple[int, bool]:
-        reference, seen = tiny_model(1), list[int]()
-        reference.model.register_forward_pre_hook(lambda *_: seen.append(1))
-        learner = make_learner(tiny_model(), reference=reference)
-        seen.clear()  # the check that it can be packed
+        model, asked = tiny_model(), list[int]()
+        reference = frozen_as(tiny_model(1), model)
+        learner = make_learner(model, reference=reference)
+        embedding = model.model.embed_tokens.weight
+
+        def look(*_: Any) -> None:
+            if torch.equal(embedding, reference.shadows["model.embed_tokens.weight"]):
+                asked.append(1)
+
+        model.model.register_forward_pre_hook(look)
         stats = update_policy(
             learner,
             given(some_samples(4), [1.0, -1.0, 0.5, -0.5]),
@@ -313,7 +328,7 @@ def test_the_reference_is_asked_once_and_not_at_all_where_the_kl_weighs_nothing(
             first_optimizer_step=1,
             seed=0,
         )
-        return len(seen), "kl" in stats.summary()
+        return len(asked), "kl" in stats.summary()
 
     assert passes(0.1) == (1, True)
     assert passes(0.0) == (0, False)

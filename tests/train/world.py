@@ -15,7 +15,7 @@ from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.reference import EmaReference
+from mcpagent.train.learner.reference import ShadowReference
 from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
 from mcpagent.train.objective.value import ValueHead, named_parameters
 
@@ -45,8 +45,7 @@ def make_learner(
     kind: str = "adamw",
     learning_rate: float = 0.01,
     gradient_clip: float | None = None,
-    reference: Any = None,
-    ema: EmaReference | None = None,
+    reference: ShadowReference | None = None,
     value_head: ValueHead | None = None,
     precision: Precision | None = None,
     processes: Processes | None = None,
@@ -66,9 +65,16 @@ def make_learner(
         gradient_clip=gradient_clip,
         precision=precision,
         processes=processes,
-        reference=reference if ema is None else ema,
+        reference=reference,
         value_head=value_head,
     )
+
+
+def frozen_as(other: Any, model: Any) -> ShadowReference:
+    """A reference of `model` with the weights of `other`."""
+    reference = ShadowReference(model.named_parameters(), every=None)
+    reference.shadows |= {name: weight.detach() for name, weight in other.named_parameters()}
+    return reference
 
 
 def some_samples(count: int, *, seed: int = 0, prefix: int = 24) -> list[TrainSample]:

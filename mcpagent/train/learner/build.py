@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ import torch
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.seeds import derive_seed
 from mcpagent.models.adapters import LoraShape, attach_lora, causal_lm
-from mcpagent.models.load import MIN_WIDTH, empty_model, use_checkpointing
+from mcpagent.models.load import MIN_WIDTH, use_checkpointing
 from mcpagent.models.logits import refuse_other_logits
 from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.learner.learner import Learner, load_weights
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.reference import EmaReference
+from mcpagent.train.learner.reference import ShadowReference
 from mcpagent.train.learner.wrapping import Fsdp, Shards, Wrapping, refuse_sharding, sharding
 from mcpagent.train.learner.zero3 import Zero3
 from mcpagent.train.load import Loaded
@@ -41,15 +40,13 @@ def build_learner(
     now, and not the base without them. Raises UserError if the start does not give the logprobs of its
     probe."""
     torch.manual_seed(derive_seed(config.seed, "torch"))
-    model, reference = loaded.model, None
+    model = loaded.model
     is_grpo = config.algorithm == "grpo"
     adapters = None if loaded.start is None else loaded.start.adapters
     if config.finetune.mode != "full":
         model = attach_lora(
             model, LoraShape(**config.lora.model_dump()), seed=derive_seed(config.seed, "lora")
         )
-    elif is_grpo and config.grpo.reference == "frozen" and config.grpo.kl_coef > 0:
-        reference = _frozen(loaded, config)
     can_checkpoint = causal_lm(model).supports_gradient_checkpointing
     keeps_tokens = None
     if config.model.checkpoints_on(loaded.device.type, can=can_checkpoint):
@@ -64,18 +61,11 @@ def build_learner(
     wrapping = Wrapping(processes)
     if (parallel := sharding(config, processes)) is not None:
         wrapping = _in_shards(config, parallel, processes=processes, device=loaded.device)
-        reference = None if reference is None else TokenScorer(reference, precision=precision)
-        for each in [scorer] if reference is None else [scorer, reference]:
-            wrapping.wrap(each)
-            if loaded.fill is not None:
-                loaded.fill(each.model, wrapping)
+        wrapping.wrap(scorer)
+        if loaded.fill is not None:
+            loaded.fill(model, wrapping)
     if adapters is not None:
         load_weights(model, adapters, wrapping=wrapping)
-    if is_grpo and config.grpo.reference == "ema":
-        every, decay = config.grpo.reference_update_every, _REFERENCE_DECAY
-        reference = EmaReference(model.named_parameters(), every=every, decay=decay, wrapping=wrapping)
-    elif is_grpo and config.grpo.reference == "frozen" and adapters is not None:
-        reference = EmaReference(model.named_parameters(), every=None, wrapping=wrapping)
     optimization = config.optimization
     optimizers = build_optimizers(
         [*model.named_parameters(), *named_parameters(value_head)],
@@ -96,7 +86,7 @@ def build_learner(
         schedule=Schedule(optimizers, factor),
         gradient_clip=optimization.gradient_clip,
         processes=processes,
-        reference=reference,
+        reference=_reference(model, config, goes_on=adapters is not None, wrapping=wrapping),
         value_head=value_head,
         precision=precision,
         wrapping=wrapping,
@@ -112,23 +102,28 @@ def build_learner(
     return learner
 
 
+def _reference(
+    model: Any, config: TrainConfig, *, goes_on: bool, wrapping: Wrapping
+) -> ShadowReference | None:
+    """Return a reference that is other values of what is trained; None if there is none, or if it is the base
+    without the adapters, which are new unless the run `goes_on` with some."""
+    grpo = config.grpo
+    if config.algorithm != "grpo":
+        return None
+    if grpo.reference == "ema":
+        every = grpo.reference_update_every
+        return ShadowReference(
+            model.named_parameters(), every=every, decay=_REFERENCE_DECAY, wrapping=wrapping
+        )
+    is_asked = goes_on or (config.finetune.mode == "full" and grpo.kl_coef > 0)
+    if grpo.reference == "frozen" and is_asked:
+        return ShadowReference(model.named_parameters(), every=None, wrapping=wrapping)
+    return None
+
+
 def _in_shards(config: TrainConfig, parallel: Shards, *, processes: Processes, device: torch.device) -> Any:
     refuse_sharding(config, parallel=parallel, device=device)
     training, common = config.training, {"device": device, "cpu_offload": config.training.cpu_offload}
     if parallel == "zero3":
         return Zero3(processes, deepspeed_config=training.deepspeed_config, **common)
     return Fsdp(processes, shard_size=training.shard_size, **common)
-
-
-def _frozen(loaded: Loaded, config: TrainConfig) -> Any:
-    if loaded.fill is None:
-        model = copy.deepcopy(loaded.model)
-    else:  # a copy would need the memory that the weights have not got yet
-        assert loaded.whole is not None
-        model = empty_model(
-            loaded.whole,
-            dtype=loaded.model.dtype,
-            attn_implementation=config.model.attn_implementation,
-            trust_remote_code=config.model.trust_remote_code,
-        )
-    return model.requires_grad_(False).eval()

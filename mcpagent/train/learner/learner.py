@@ -42,7 +42,7 @@ from mcpagent.train.batch.samples import (
 from mcpagent.train.batch.scoring import Batch, TokenScorer, model_device, why_not_packed
 from mcpagent.train.learner.optim import MasterWeights, Precision, Schedule
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.reference import EmaReference
+from mcpagent.train.learner.reference import ShadowReference
 from mcpagent.train.learner.wrapping import Wrapping, load_tensors, put_stored, save_tensors
 from mcpagent.train.objective.value import VALUE_HEAD, ValueHead, named_parameters
 from mcpagent.train.start import Start, lineage_of
@@ -182,9 +182,9 @@ _NOTHING = TrainSample(token_ids_T=(1, 2), loss_mask_T=(False, False))  # no tok
 class Learner:
     """One process of the training run, with a whole copy of what is trained or, by its `wrapping`, a shard.
 
-    `reference` is a model of its own (its scorer, if it is sharded) or an `EmaReference`; None: the base
-    with the adapters off. `scorer` is that of `model`, if it is sharded already. `start` is what the run
-    began with, which its checkpoints name, as they do the `tool_format` of its episodes.
+    `reference` None is the base with the adapters off. `scorer` is that of `model`, if it is sharded already.
+    `start` is what the run began with, which its checkpoints name, as they do the `tool_format` of its
+    episodes.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Learner:
         schedule: Schedule,
         gradient_clip: float | None,
         processes: Processes | None = None,
-        reference: Any = None,
+        reference: ShadowReference | None = None,
         value_head: ValueHead | None = None,
         precision: Precision | None = None,
         wrapping: Wrapping | None = None,
@@ -212,20 +212,12 @@ class Learner:
         self._trained_on: Sequence[TrainSample] = ()  # the last step's
         self.wrapping = wrapping or Wrapping(self.processes)
         self._schedule, self._optimizers, self._value_head = schedule, schedule.optimizers, value_head
+        self._reference = reference
         self._precision = precision or Precision()
         scorer = scorer or TokenScorer(model, value_head=value_head, precision=self._precision)
         limit = self._limit = gradient_clip if gradient_clip is not None else float("inf")
         self.scorer: Any = self.wrapping.prepare(scorer, self._optimizers, limit=limit)
-        is_sharded = self.wrapping.is_sharded
-        self.why_not_packed = why_not_packed(model, self.scorer if is_sharded else None)
-        self._ema = self._reference = None
-        if isinstance(reference, EmaReference):
-            self._ema = reference
-        elif reference is not None:
-            is_scorer = isinstance(reference, TokenScorer)
-            self._reference = reference if is_scorer else TokenScorer(reference, precision=self._precision)
-            of_reference = why_not_packed(self._reference.model, self._reference if is_sharded else None)
-            self.why_not_packed = self.why_not_packed or of_reference
+        self.why_not_packed = why_not_packed(model, self.scorer if self.wrapping.is_sharded else None)
         self.wrapping.settle()  # parameters are the shards again, which the optimisers move
         named = [*self.model.named_parameters(), *named_parameters(value_head)]
         self._masters = MasterWeights(
@@ -336,9 +328,7 @@ class Learner:
         if isinstance(batch, PackedBatch) and batch.prefix is not None:
             batch = replace(batch, prefix=replace(batch.prefix, of="reference"))
         if self._reference is not None:
-            return self._reference(batch, temperature)[0]
-        if self._ema is not None:
-            as_reference = self._ema.in_place()
+            as_reference = self._reference.in_place()
         elif hasattr(self.model, "disable_adapter"):
             as_reference = self.model.disable_adapter()
         else:
@@ -352,8 +342,8 @@ class Learner:
 
     def end_step(self, step: int) -> None:
         """The training step `step` (1-based) is over: a reference that follows does so now."""
-        if self._ema is not None:
-            self._ema.follow(step)
+        if self._reference is not None:
+            self._reference.follow(step)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of one micro-batch."""
@@ -406,8 +396,10 @@ class Learner:
         head, further = self._value_head, dict[str, Mapping[str, torch.Tensor]]()
         if head is not None:
             further[VALUE_HEAD] = head.state_dict(keep_vars=True)
-        if self._ema is not None:
-            further["reference"] = self._ema.shadows
+        # Frozen whole weights are those of the start, which a resumed run loads again.
+        is_adapter = hasattr(self.model, "peft_config")
+        if self._reference is not None and (is_adapter or self._reference.follows):
+            further["reference"] = self._reference.shadows
         if self._masters.copies:
             further[_MASTERS] = self._masters.copies
         return further

@@ -12,12 +12,12 @@ from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.wrapping import Wrapping
 
 
-class EmaReference:
-    """Shadows of trained parameters (adapters, or weights), at least in float32, which are put in their place
-    while the reference is asked; of sharded ones, the shards. Every `every` steps:
+class ShadowReference:
+    """Shadows of trained parameters (adapters, or weights), which are put in their place while the reference
+    is asked; of sharded ones, the shards. With `every` None they stay what the parameters are now: a frozen
+    reference. Otherwise they are at least in float32, and every `every` steps
     shadow = `decay` * shadow + (1 - `decay`) * parameter
-    (TR-DPO, arXiv 2404.09656, section 3, with alpha = 1 - decay). With `every` None they stay what the
-    parameters are now: the frozen reference of a run that goes on with adapters."""
+    (TR-DPO, arXiv 2404.09656, section 3, with alpha = 1 - decay)."""
 
     def __init__(
         self,
@@ -29,11 +29,18 @@ class EmaReference:
     ) -> None:
         self._parameters = {n: p for n, p in named if p.requires_grad}
         self._wrapping = wrapping or Wrapping(Processes())
+        self._every, self._decay = every, decay
         self.shadows = {
-            n: self._wrapping.copied(p, torch.promote_types(p.dtype, torch.float32))
+            n: self._wrapping.copied(
+                p, torch.promote_types(p.dtype, torch.float32) if self.follows else p.dtype
+            )
             for n, p in self._parameters.items()
         }
-        self._every, self._decay = every, decay
+
+    @property
+    def follows(self) -> bool:
+        """Whether it moves with the policy."""
+        return self._every is not None
 
     @torch.no_grad()
     def follow(self, step: int) -> None:

@@ -42,8 +42,7 @@ _DECIDED = {
 
 
 class Zero3(Wrapping):
-    """One for each model: `wrap` makes stretches of its weights, `prepare` hands them and the optimiser to
-    DeepSpeed.
+    """`wrap` makes stretches of the weights of a model, `prepare` hands them and the optimiser to DeepSpeed.
 
     Weights may be bfloat16; DeepSpeed then keeps float32 ones, which the optimiser moves. Sums of gradients
     are float32 in any case, on the way between processes too.
@@ -68,7 +67,6 @@ class Zero3(Wrapping):
         if device.type == "cpu":
             map_large_blocks()
         self._engine: Any = None
-        self._zero: list[Any] = []  # what gathers and releases weights, of each model that was wrapped
 
     def wrap(self, scorer: Any) -> None:
         """Make stretches of the weights, in place and one weight at a time. Those without values (see
@@ -89,9 +87,6 @@ class Zero3(Wrapping):
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self._device))
         self._hold_head(scorer)
-        if not any(p.requires_grad for p in scorer.parameters()):
-            engine, *_ = self._deepspeed.initialize(model=scorer, config=config)
-            self._zero.append(engine.optimizer)
 
     def _hold_head(self, scorer: Any) -> None:
         """Gather the output head with the scorer, once for all chunks of logits: every process must make the
@@ -115,7 +110,6 @@ class Zero3(Wrapping):
         dtype = optimizer.param_groups[0]["params"][0].dtype
         config = self._config(limit=limit, dtype=dtype)
         self._engine, *_ = self._deepspeed.initialize(model=scorer, optimizer=optimizer, config=config)
-        self._zero.append(self._engine.optimizer.parameter_offload)
         return self._engine
 
     def _config(self, *, limit: float, dtype: torch.dtype) -> JsonObject:
@@ -245,8 +239,7 @@ class Zero3(Wrapping):
 
     def settle(self) -> None:
         """Small weights, and those of a pass that was not followed by another, stay gathered."""
-        for zero in self._zero:
-            zero.partition_all_parameters()
+        self._engine.optimizer.parameter_offload.partition_all_parameters()
 
 
 def _owner(tensor: Any) -> Any:

@@ -23,7 +23,7 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.reference import EmaReference
+from mcpagent.train.learner.reference import ShadowReference
 from mcpagent.train.objective.advantages import CreditSettings
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
@@ -110,7 +110,7 @@ def _update(
         learning_rate=0.003,
         processes=processes,
         value_head=head,
-        ema=EmaReference(model.named_parameters(), every=1, decay=0.5) if is_ema else None,
+        reference=ShadowReference(model.named_parameters(), every=1, decay=0.5) if is_ema else None,
     )
     # Rewards that add up to 0 would leave the head's bias a gradient of rounding alone.
     rewards = [a + 0.3 for a in ADVANTAGES] if advantage == "gae" else ADVANTAGES

@@ -12,7 +12,7 @@ import torch
 from mcpagent.errors import RunError
 from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.reference import EmaReference
+from mcpagent.train.learner.reference import ShadowReference
 from mcpagent.train.learner.wrapping import Wrapping, load_tensors, save_tensors
 from tests.train.world import full_logprobs, make_learner, some_samples, tiny_model
 
@@ -38,7 +38,7 @@ def trained(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("make", [tiny_model, adapted], ids=["weights", "adapters"])
 def test_it_is_the_average_of_the_past_and_the_policy_stays_what_it_is(make: Any) -> None:
     model = make()
-    follower = EmaReference(model.named_parameters(), every=2, decay=0.75)
+    follower = ShadowReference(model.named_parameters(), every=2, decay=0.75)
     start = trained(model)
     shift(model, 0.01)
     follower.follow(1)  # not yet
@@ -59,7 +59,7 @@ def test_a_reference_of_bfloat16_weights_follows_movements_that_bfloat16_does_no
     model = torch.nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    follower = EmaReference(model.named_parameters(), every=1, decay=0.9)
+    follower = ShadowReference(model.named_parameters(), every=1, decay=0.9)
     with torch.no_grad():
         model.weight.fill_(1.0078125)  # the next number
     for step in range(1, 11):
@@ -72,7 +72,7 @@ def test_a_reference_of_bfloat16_weights_follows_movements_that_bfloat16_does_no
 
 def test_the_learner_asks_it_for_reference_logprobs() -> None:
     model = tiny_model()
-    learner = make_learner(model, ema=EmaReference(model.named_parameters(), every=1, decay=0.0))
+    learner = make_learner(model, reference=ShadowReference(model.named_parameters(), every=1, decay=0.0))
     start = copy.deepcopy(model)
     samples = some_samples(3)
     shift(model, 0.05)
@@ -87,16 +87,16 @@ def test_the_learner_asks_it_for_reference_logprobs() -> None:
 
 def test_what_is_not_trained_has_no_shadow(tmp_path: Path) -> None:
     model = adapted()
-    follower = EmaReference(model.named_parameters(), every=1, decay=0.5)
+    follower = ShadowReference(model.named_parameters(), every=1, decay=0.5)
     save_tensors(tmp_path / "reference.safetensors", follower.shadows, wrapping=ALONE)
     shadows = sum(p.numel() for p in model.parameters() if p.requires_grad) * 4
     assert shadows < (tmp_path / "reference.safetensors").stat().st_size < 1.5 * shadows + 8192
 
 
 def test_a_checkpoint_brings_it_back_exactly(tmp_path: Path) -> None:
-    def follower_of(model: Any) -> tuple[Any, EmaReference]:
-        follower = EmaReference(model.named_parameters(), every=1, decay=0.5)
-        return make_learner(model, ema=follower), follower
+    def follower_of(model: Any) -> tuple[Any, ShadowReference]:
+        follower = ShadowReference(model.named_parameters(), every=1, decay=0.5)
+        return make_learner(model, reference=follower), follower
 
     model = adapted()
     learner, follower = follower_of(model)
@@ -112,8 +112,8 @@ def test_a_checkpoint_brings_it_back_exactly(tmp_path: Path) -> None:
 
 
 def test_a_reference_of_other_parameters_is_refused(tmp_path: Path) -> None:
-    saved = EmaReference(tiny_model().named_parameters(), every=1, decay=0.5)
-    other = EmaReference(adapted().named_parameters(), every=1, decay=0.5)
+    saved = ShadowReference(tiny_model().named_parameters(), every=1, decay=0.5)
+    other = ShadowReference(adapted().named_parameters(), every=1, decay=0.5)
     save_tensors(tmp_path / "reference.safetensors", saved.shadows, wrapping=ALONE)
     with pytest.raises(RunError, match="reference does not have the parameters"):
         load_tensors(tmp_path / "reference.safetensors", other.shadows, wrapping=ALONE)

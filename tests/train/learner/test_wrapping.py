@@ -29,7 +29,7 @@ from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.reference import EmaReference
+from mcpagent.train.learner.reference import ShadowReference
 from mcpagent.train.learner.wrapping import Fsdp, Shards, refuse_sharding, sharding
 from mcpagent.train.learner.zero3 import Zero3, read_options
 from mcpagent.train.load import load
@@ -105,13 +105,12 @@ def make(
     torch.manual_seed(3)
     head = new_value_head(model) if advantage == "gae" else None
     scorer = TokenScorer(model, value_head=head, max_logits=max_logits)
-    reference: Any = TokenScorer(tiny_model(seed=1).requires_grad_(False)) if is_frozen else None
     if wrapping is not None:
         wrapping.wrap(scorer)
-        if reference is not None:
-            wrapping.wrap(reference)
-    if is_ema:
-        reference = EmaReference(model.named_parameters(), every=1, decay=0.5, wrapping=wrapping)
+    reference = None
+    if is_ema or is_frozen:
+        every = 1 if is_ema else None
+        reference = ShadowReference(model.named_parameters(), every=every, decay=0.5, wrapping=wrapping)
     optimizers = build_optimizers(
         [*model.named_parameters(), *named_parameters(head)],
         kind=kind,
