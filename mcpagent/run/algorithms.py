@@ -35,14 +35,7 @@ from mcpagent.train.health import StepReport
 from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.load import Loaded, as_loaded, load_start
-from mcpagent.train.run_state import (
-    GrpoRun,
-    GrpoSettings,
-    GrpoState,
-    Observers,
-    TaskOrder,
-    TrainingTasks,
-)
+from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState, Observers, TaskOrder
 from mcpagent.train.sampler import build_canary, open_sampler, why_corrected
 from mcpagent.train.settings import grpo_settings, is_deterministic, sft_settings
 from mcpagent.train.sft import (
@@ -89,7 +82,9 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
             GrpoRun(
                 learner=learner,
                 actor=actor,
-                tasks=TrainingTasks(train=tasks, validation=inputs.validation, order=order),
+                tasks=tasks,
+                order=order,
+                validation=inputs.validation,
                 folder=run,
                 settings=_grpo_settings(inputs, loaded, learner, total=total),
                 state=state,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+from mcpagent.core.intervals import MAX_UNSCORED
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason, Trajectory
@@ -16,11 +17,10 @@ from mcpagent.errors import UserError
 from mcpagent.models.conversation import calling_message, seen_messages, thought
 from mcpagent.models.tokens import Renderer, TokenDrift, measure_drift
 from mcpagent.policy.canary import Canary
-from mcpagent.rollout.collector import AgentSettings, attempts, collect
+from mcpagent.rollout.collector import AgentSettings, Attempt, attempts, collect
 from mcpagent.tools.setup import Tools
 from mcpagent.train.health import StepReport
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.run_state import Validation
 from mcpagent.train.weight_sync import RolloutEngine
 
 
@@ -50,6 +50,34 @@ class ActorRecords:
     on_validation: Callable[[int, Sequence[Trajectory]], None] = lambda _step, _episodes: None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """One evaluation while training. `success` counts unscored episodes as failed: what the best checkpoint
+    is chosen by, since episodes that drop out cannot raise it. `scored_success` is that of the others alone,
+    None if there are none."""
+
+    success: float
+    scored_success: float | None
+    episodes: int
+    unscored: int
+
+    @classmethod
+    def of(cls, episodes: Sequence[Trajectory]) -> Validation:
+        """Return what the episodes of an evaluation say, one at each task."""
+        scored = [t.is_success for t in episodes if t.is_success is not None]
+        return cls(
+            success=sum(scored) / len(episodes),
+            scored_success=sum(scored) / len(scored) if scored else None,
+            episodes=len(episodes),
+            unscored=len(episodes) - len(scored),
+        )
+
+    @property
+    def is_doubtful(self) -> bool:
+        """So many episodes are unscored that a lower success says little about the weights."""
+        return self.unscored > MAX_UNSCORED * self.episodes
+
+
 class LocalActor:
     """Collects and evaluates with the current weights, in this process. `version` counts the updates that
     the weights have seen."""
@@ -72,28 +100,13 @@ class LocalActor:
     def collect(
         self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
     ) -> list[Trajectory]:
-        """`group_size` attempts at each task, in order."""
+        """`group_size` attempts at each task, in order; `round_` 1, 2, ... are further tasks of the same
+        step. What `on_episode` raises ends the other episodes and is raised here."""
         label = f"step {step} round {round_}" if round_ else f"step {step}"
-        settings = self._settings
-        planned = attempts(tasks, per_task=settings.group_size, seed=settings.seed, label=label)
-        ended, total = count(1), len(tasks) * settings.group_size
-        self._records.on_part("episodes", 0, total)
-
-        def on_done(trajectory: Trajectory) -> None:
-            self._records.on_part("episodes", next(ended), total)
-            on_episode(trajectory)
-
-        played = collect(
-            planned,
-            policy=self._engine.policy,
-            tools=self._tools,
-            settings=settings.agent,
-            renderer=self._renderer,
-            concurrency=settings.concurrency,
-            deterministic=settings.deterministic,
-            on_done=on_done,
-        )
-        return list(self._io.run(played))
+        size, seed = self._settings.group_size, self._settings.seed
+        planned = attempts(tasks, per_task=size, seed=seed, label=label)
+        total = len(tasks) * size
+        return list(self._played("episodes", planned, total, self._settings.agent, on_episode))
 
     @property
     def ledger_bytes(self) -> int:
@@ -138,25 +151,42 @@ class LocalActor:
     def play(self, tasks: Sequence[Task], *, samples: int, temperature: float) -> Sequence[Trajectory]:
         """Play `samples` attempts at each task, of which each process plays its share; all get all of
         them."""
-        settings = self._settings
-        sampling = replace(settings.agent.sampling, temperature=temperature)
+        agent = self._settings.agent
+        agent = replace(agent, sampling=replace(agent.sampling, temperature=temperature))
         here = self._processes.share(tasks)
-        played = count(1)
-        self._records.on_part("evaluating", 0, len(here) * samples)
-        share = self._io.run(
+        planned = attempts(here, per_task=samples, seed=0, label="evaluation")
+        played = self._played("evaluating", planned, len(here) * samples, agent)
+        self._processes.meet()
+        return self._processes.gather(played)
+
+    def _played(
+        self,
+        what: str,
+        planned: Iterable[Attempt],
+        total: int,
+        agent: AgentSettings,
+        on_episode: Callable[[Trajectory], None] = lambda _: None,
+    ) -> Sequence[Trajectory]:
+        """The episodes of this process, whose number is told as they end."""
+        ended = count(1)
+        self._records.on_part(what, 0, total)
+
+        def on_done(trajectory: Trajectory) -> None:
+            self._records.on_part(what, next(ended), total)
+            on_episode(trajectory)
+
+        return self._io.run(
             collect(
-                attempts(here, per_task=samples, seed=0, label="evaluation"),
+                planned,
                 policy=self._engine.policy,
                 tools=self._tools,
-                settings=replace(settings.agent, sampling=sampling),
+                settings=agent,
                 renderer=self._renderer,
-                concurrency=settings.concurrency,
-                deterministic=settings.deterministic,
-                on_done=lambda _: self._records.on_part("evaluating", next(played), len(here) * samples),
+                concurrency=self._settings.concurrency,
+                deterministic=self._settings.deterministic,
+                on_done=on_done,
             )
         )
-        self._processes.meet()
-        return self._processes.gather(share)
 
 
 def roll_back(ledger: Path, size: int) -> None:

@@ -6,35 +6,16 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psutil
 
+from mcpagent.config.sections import BudgetConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.models.load import trim_heap
 from mcpagent.tools.metrics import PoolMetrics, ServerMetrics, ToolMetrics
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunBudget:
-    """None: no cap. `usd_per_call` prices calls by server or server.tool; others cost nothing."""
-
-    wall_s: float | None = None
-    cpu_s: float | None = None
-    tool_calls: int | None = None
-    cost_usd: float | None = None
-    usd_per_call: Mapping[str, float] = field(default_factory=dict)
-
-    def price(self, trajectory: Trajectory) -> float:
-        """USD of an episode's calls."""
-        if not self.usd_per_call:
-            return 0.0
-        return sum(
-            self.usd_per_call.get(f"{r.server}.{r.tool}", self.usd_per_call.get(r.server, 0.0))
-            for r in trajectory.tool_results
-        )
 
 
 @dataclass
@@ -59,7 +40,7 @@ class BudgetReached(Exception):
 class Meter:
     """Adds up what a run spends from now on to what it `spent` before."""
 
-    def __init__(self, budget: RunBudget, spent: Spent) -> None:
+    def __init__(self, budget: BudgetConfig, spent: Spent) -> None:
         self._budget, self.spent = budget, spent
         self._wall, self._cpu = time.monotonic(), time.process_time()
 
@@ -74,7 +55,11 @@ class Meter:
         """Count an episode that has just ended. Raises BudgetReached if a cap is exceeded: what the step
         would still cost is saved, what it did cost remains counted."""
         self.spent.tool_calls += len(trajectory.tool_results)
-        self.spent.cost_usd += self._budget.price(trajectory)
+        prices = self._budget.usd_per_call
+        self.spent.cost_usd += sum(
+            prices.get(f"{result.server}.{result.tool}", prices.get(result.server, 0.0))
+            for result in trajectory.tool_results
+        )
         if (reason := self._first(operator.gt)) is not None:
             raise BudgetReached(reason)
 

@@ -16,11 +16,12 @@ from mcpagent.reward.terms import NOT_RUN
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.trajectories import write_trajectories
+from mcpagent.train.actor import Validation
 from mcpagent.train.budget import BudgetReached, resident_mib
 from mcpagent.train.health import StepReport, episode_measures
 from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, grade_groups
-from mcpagent.train.run_state import GrpoRun, Validation
-from mcpagent.train.update import UpdateStats, update_policy
+from mcpagent.train.run_state import GrpoRun
+from mcpagent.train.update import update_policy
 
 
 def success_rate(trajectories: Sequence[Trajectory]) -> float:
@@ -74,15 +75,15 @@ def train_grpo(run: GrpoRun) -> str:
     save_if_missing(run)  # the weights from which the run begins are good ones to come back to
     try:
         with processes.holding_interrupts(note) as asked:
-            if step == 0 and total >= run.settings.eval_every:
-                _evaluate_start(run)
+            if step == 0 and total >= run.settings.eval_every and (start := _evaluated(run)) is not None:
+                run.observers.note(f"before the first step: validation success {start.success:.0%}")
             while (reason := processes.broadcast_from_rank0(lambda: _why_ended(run))) is None:
                 step, begun_bytes = state.step + 1, run.actor.ledger_bytes
                 episodes = _collect(run, step, asked)
                 with uninterrupted(note) if processes.count == 1 else nullcontext():
                     graded = _grade(run, step, episodes.trajectories)
-                    update = _update(run, step, graded)
-                    _record(run, episodes, graded, update)
+                    measured = _update(run, step, graded)
+                    _record(run, episodes, graded, measured)
     except BudgetReached as reached:
         reason = str(reached)
         processes.broadcast_from_rank0(lambda: run.actor.roll_back(begun_bytes))
@@ -135,7 +136,7 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Episodes:
     """A step's episodes; with `resample_rounds`, groups that carry no signal give way to others. `asked` says
     whether the run is to be interrupted."""
     started, settings = time.process_time(), run.settings
-    taken = fresh = run.tasks.order.batch(step)
+    taken = fresh = run.order.batch(step)
     kept: list[Trajectory] = []
     resampled, penalty_active = 0, run.state.penalty_active
     for round_ in range(settings.resample_rounds + 1):
@@ -145,7 +146,7 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Episodes:
         episodes = apply_penalty(episodes, active=penalty_active, weight=settings.penalty_weight)
         is_last = round_ == settings.resample_rounds
         uniform_group_ids = set[str]() if is_last else _grade(run, step, episodes).uniform_group_ids
-        fresh = run.tasks.order.fresh(step, round_=round_ + 1, count=len(uniform_group_ids), taken=taken)
+        fresh = run.order.fresh(step, round_=round_ + 1, count=len(uniform_group_ids), taken=taken)
         if not fresh:
             kept += episodes
             break
@@ -176,7 +177,7 @@ def _episodes(
 
     played, reached = [], None
     try:
-        tasks = [run.tasks.train[i] for i in processes.share(places)]
+        tasks = [run.tasks[i] for i in processes.share(places)]
         played = run.actor.collect(tasks, step=step, round_=round_, on_episode=on_episode)
     except BudgetReached as reason:
         reached = str(reason) or None
@@ -199,17 +200,9 @@ def _grade(run: GrpoRun, step: int, trajectories: Sequence[Trajectory]) -> Grade
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Updated:
-    """What an update did, and what bringing the new weights to the policy measured."""
-
-    stats: UpdateStats
-    synced: JsonObject
-    ended_cpu_s: float
-
-
-def _update(run: GrpoRun, step: int, graded: GradedBatch) -> _Updated:
-    """Optimise on the step's groups and hand the weights to the policy: the step is taken."""
+def _update(run: GrpoRun, step: int, graded: GradedBatch) -> JsonObject:
+    """Optimise on the step's groups and hand the weights to the policy: the step is taken. Returns what both
+    measured, for its record."""
     state, settings = run.state, run.settings
     run.actor.rest()
     stats = update_policy(
@@ -226,21 +219,22 @@ def _update(run: GrpoRun, step: int, graded: GradedBatch) -> _Updated:
     synced = run.actor.sync()
     state.step, state.ledger_bytes = step, ledger_bytes
     state.optimizer_steps += stats.optimizer_steps
+    summary = stats.summary()
     if settings.target_kl is not None:
-        state.adapt_kl(settings.target_kl, stats.summary().get("kl"))
-    return _Updated(stats=stats, synced=synced, ended_cpu_s=time.process_time())
+        state.adapt_kl(settings.target_kl, summary.get("kl"))
+    return {**summary, **synced}
 
 
-def _record(run: GrpoRun, episodes: _Episodes, graded: GradedBatch, update: _Updated) -> None:
+def _record(run: GrpoRun, episodes: _Episodes, graded: GradedBatch, measured: JsonObject) -> None:
     """The rest of a step: its evaluation, its record and, if it is due, its checkpoint."""
+    updated_cpu_s = time.process_time()
     state, trajectories = run.state, episodes.trajectories
     state.penalty_active = episodes.penalty_active
     groups, uniform = len({t.group_id for t in trajectories}), len(graded.uniform_group_ids)
     record: JsonObject = {
         "step": state.step,
         **episode_metrics(trajectories),
-        **update.stats.summary(),
-        **update.synced,
+        **measured,
         "uniform_groups": uniform,
         "uniform_share": uniform / groups if groups else None,
         "resampled_groups": episodes.resampled,
@@ -248,9 +242,12 @@ def _record(run: GrpoRun, episodes: _Episodes, graded: GradedBatch, update: _Upd
         "penalty_active": state.penalty_active,
         "kl_coef": state.kl_coef,
         "rollout_cpu_s": episodes.ended_cpu_s - episodes.started_cpu_s,
-        "update_cpu_s": update.ended_cpu_s - episodes.ended_cpu_s,
+        "update_cpu_s": updated_cpu_s - episodes.ended_cpu_s,
     }
-    _evaluate(run, record)
+    if (validation := _evaluated(run)) is not None:
+        record["validation_success"] = validation.scored_success
+        record["validation_success_all"] = validation.success
+        record["validation_unscored"] = validation.unscored
     report = None
     if run.processes.is_first:
         report = _report(run, record, trajectories, started_cpu_s=episodes.started_cpu_s)
@@ -297,28 +294,14 @@ def _note_broken_terms(run: GrpoRun, trajectories: Sequence[Trajectory]) -> None
         )
 
 
-def _evaluate_start(run: GrpoRun) -> None:
-    """Measure what the run begins with: it stays the best checkpoint if no step does as well."""
-    result = _evaluated(run)
-    if result is not None:
-        run.observers.note(f"before the first step: validation success {result.success:.0%}")
-
-
-def _evaluate(run: GrpoRun, record: JsonObject) -> None:
-    result = _evaluated(run)
-    if result is not None:
-        record["validation_success"] = result.scored_success
-        record["validation_success_all"] = result.success
-        record["validation_unscored"] = result.unscored
-
-
 def _evaluated(run: GrpoRun) -> Validation | None:
-    """The evaluation of the current weights, if one is due, compared with the best so far."""
+    """The evaluation of the current weights, if one is due, compared with the best so far: what a run begins
+    with stays the best checkpoint if no step does as well."""
     state, every = run.state, run.settings.eval_every
     is_compared = state.best_step is not None and state.step == run.settings.total_steps  # the last one too
-    if not every or not run.tasks.validation or (state.step % every and not is_compared):
+    if not every or not run.validation or (state.step % every and not is_compared):
         return None
-    result = run.actor.evaluate(run.tasks.validation, step=state.step)
+    result = run.actor.evaluate(run.validation, step=state.step)
     least = -1.0 if state.best_success is None else state.best_success
     is_better = result.success >= least if state.best_step == 0 else result.success > least
     if result.unscored < result.episodes and is_better:

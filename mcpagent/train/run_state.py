@@ -1,4 +1,4 @@
-"""What a GRPO run is made of: its actor, its settings, its state, the order of its tasks."""
+"""What a GRPO run is made of: its settings, its state, the order of its tasks, who is told of it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
-from mcpagent.core.intervals import MAX_UNSCORED
+from mcpagent.config.sections import BudgetConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Trajectory
 from mcpagent.reward.rule import PENALTY_WEIGHT
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.train.budget import Meter, RunBudget, Spent
+from mcpagent.train.actor import LocalActor
+from mcpagent.train.budget import Meter, Spent
 from mcpagent.train.health import Callback, HealthMonitor, StepReport
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
@@ -66,70 +65,6 @@ class TaskOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validation:
-    """One evaluation while training. `success` counts unscored episodes as failed: what the best checkpoint
-    is chosen by, since episodes that drop out cannot raise it. `scored_success` is that of the others alone,
-    None if there are none."""
-
-    success: float
-    scored_success: float | None
-    episodes: int
-    unscored: int
-
-    @classmethod
-    def of(cls, episodes: Sequence[Trajectory]) -> Validation:
-        """Return what the episodes of an evaluation say, one at each task."""
-        scored = [t.is_success for t in episodes if t.is_success is not None]
-        return cls(
-            success=sum(scored) / len(episodes),
-            scored_success=sum(scored) / len(scored) if scored else None,
-            episodes=len(episodes),
-            unscored=len(episodes) - len(scored),
-        )
-
-    @property
-    def is_doubtful(self) -> bool:
-        """So many episodes are unscored that a lower success says little about the weights."""
-        return self.unscored > MAX_UNSCORED * self.episodes
-
-
-class Actor(Protocol):
-    """Where episodes come from."""
-
-    @property
-    def ledger_bytes(self) -> int:
-        """Size of the servers' call ledger, if one is kept."""
-        ...
-
-    def collect(
-        self, tasks: Sequence[Task], *, step: int, round_: int = 0, on_episode: Callable[[Trajectory], None]
-    ) -> list[Trajectory]:
-        """`group_size` attempts at each task with the current weights; `round_` 1, 2, ... are further tasks
-        of the same step. What `on_episode` raises ends the other episodes and is raised here."""
-        ...
-
-    def roll_back(self, ledger_bytes: int) -> None:
-        """Forget what the servers counted since their ledger had that size: the step was cut."""
-        ...
-
-    def tool_metrics(self) -> JsonObject:
-        """Return what a step's record says of the tool calls, besides what its trajectories say."""
-        ...
-
-    def rest(self) -> None:
-        """All episodes of the step are there, and its update begins: none is asked for until `sync`."""
-        ...
-
-    def sync(self) -> JsonObject:
-        """Bring the new weights to the policy; returns what that measured, for the step's record."""
-        ...
-
-    def evaluate(self, tasks: Sequence[Task], *, step: int) -> Validation:
-        """Return how the current weights do on `tasks`, greedily; recorded with the run."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
 class GrpoSettings:
     """What the loop itself needs to know. `eval_every` 0 never evaluates; `patience` is how many evaluations
     without a better one end the run; `resample_rounds` how often uniform groups are replaced in a step."""
@@ -146,7 +81,7 @@ class GrpoSettings:
     grading: GradeSettings
     update: UpdateSettings
     target_kl: float | None = None  # with a value, kl_coef adapts to it
-    budget: RunBudget = field(default_factory=RunBudget)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
 
 
 @dataclass
@@ -189,15 +124,6 @@ class GrpoState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingTasks:
-    """What a run is trained and, from time to time, evaluated on, and the order in which it trains."""
-
-    train: Sequence[Task]
-    validation: Sequence[Task]
-    order: TaskOrder
-
-
-@dataclass(frozen=True, kw_only=True)
 class Observers:
     """Who is told of a run: `health` and `callbacks` may end it, `on_step` gets each step once it is kept,
     `note` sentences for a person."""
@@ -215,11 +141,14 @@ class Observers:
 
 @dataclass(kw_only=True)
 class GrpoRun:
-    """A run in progress: its parts, and how far it is."""
+    """A run in progress: its parts, and how far it is. It is trained on `tasks` in their `order` and, from
+    time to time, evaluated on those of `validation`."""
 
     learner: Learner
-    actor: Actor
-    tasks: TrainingTasks
+    actor: LocalActor
+    tasks: Sequence[Task]
+    order: TaskOrder
+    validation: Sequence[Task]
     folder: RunFolder
     settings: GrpoSettings
     state: GrpoState

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.train.budget import RunBudget
 from mcpagent.train.objective.advantages import CreditSettings, GradeSettings, Overlong
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.run_state import GrpoSettings
@@ -79,7 +78,7 @@ def grpo_settings(config: TrainConfig, *, total_steps: int, is_corrected: bool) 
         grading=grade_settings(config),
         update=update_settings(config, is_corrected=is_corrected),
         target_kl=grpo.target_kl,
-        budget=RunBudget(**config.budget.model_dump()),
+        budget=config.budget,
     )
 
 
@@ -94,7 +93,7 @@ def sft_settings(config: TrainConfig, *, total_steps: int, curriculum: Curriculu
         micro_batch_tokens=training.pass_tokens,
         seed=config.seed,
         keep_checkpoints=training.keep_checkpoints,
-        budget=RunBudget(**config.budget.model_dump()),
+        budget=config.budget,
     )
 
 

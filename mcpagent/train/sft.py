@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol, overload
 
+from mcpagent.config.sections import BudgetConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
@@ -28,7 +29,7 @@ from mcpagent.storage.datasets import DiskList
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
-from mcpagent.train.budget import Meter, RunBudget, Spent, resident_mib
+from mcpagent.train.budget import Meter, Spent, resident_mib
 from mcpagent.train.health import HealthMonitor, StepReport, calls_not_learned
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.run_state import TaskOrder
@@ -119,7 +120,7 @@ class SftSettings:
     micro_batch_tokens: int
     seed: int
     keep_checkpoints: int | None = None  # None keeps all
-    budget: RunBudget = field(default_factory=RunBudget)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from mcpagent.config.sections import BudgetConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolResult
@@ -19,19 +20,11 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import choose_checkpoint, damage, last_good_checkpoint
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.train.budget import RunBudget
+from mcpagent.train.actor import Validation
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import HealthMonitor, StepReport
 from mcpagent.train.objective.advantages import CreditSettings, GradeSettings, Overlong
-from mcpagent.train.run_state import (
-    GrpoRun,
-    GrpoSettings,
-    GrpoState,
-    Observers,
-    TaskOrder,
-    TrainingTasks,
-    Validation,
-)
+from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState, Observers, TaskOrder
 from mcpagent.train.update import UpdateSettings
 from tests.train.world import VOCABULARY, frozen_as, make_learner, tiny_model, trajectory
 
@@ -135,9 +128,9 @@ def a_run(
     return GrpoRun(
         learner=learner,
         actor=actor or ScriptedActor(),
-        tasks=TrainingTasks(
-            train=TASKS, validation=TASKS[:1], order=TaskOrder(len(TASKS), batch_size=2, seed=0)
-        ),
+        tasks=TASKS,
+        order=TaskOrder(len(TASKS), batch_size=2, seed=0),
+        validation=TASKS[:1],
         folder=run,
         settings=GrpoSettings(**{**defaults, **settings}),
         state=state,
@@ -168,15 +161,15 @@ def test_a_run_keeps_its_beginning_each_interval_and_its_end(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("budget", "done"),
     [
-        (RunBudget(cpu_s=1e-9), 0),
-        (RunBudget(wall_s=1e-9), 0),
-        (RunBudget(tool_calls=24), 2),  # 2 tasks x 3 attempts x 2 calls a step: met as the second step ends
-        (RunBudget(tool_calls=25), 2),  # exceeded by the third step, which leaves no trace
-        (RunBudget(cost_usd=0.3, usd_per_call={"fmp": 0.01, "fmp.get_quote": 0.02}), 1),  # 0.24 USD a step
+        (BudgetConfig(cpu_s=1e-9), 0),
+        (BudgetConfig(wall_s=1e-9), 0),
+        (BudgetConfig(tool_calls=24), 2),  # 2 tasks x 3 attempts x 2 calls a step: met as the second ends
+        (BudgetConfig(tool_calls=25), 2),  # exceeded by the third step, which leaves no trace
+        (BudgetConfig(cost_usd=0.3, usd_per_call={"fmp": 0.01, "fmp.get_quote": 0.02}), 1),  # 0.24 USD a step
     ],
 )
 def test_a_cap_that_is_reached_ends_the_run_with_a_checkpoint(
-    budget: RunBudget, done: int, tmp_path: Path
+    budget: BudgetConfig, done: int, tmp_path: Path
 ) -> None:
     run = a_run(tmp_path / "run", budget=budget, save_every=100)
     reason = train_grpo(run)
@@ -192,10 +185,10 @@ def test_a_run_that_spent_its_budget_goes_on_with_a_larger_one_to_the_same_weigh
     whole = a_run(tmp_path / "whole")
     train_grpo(whole)
     # Three steps of 2 tasks x 3 attempts x 2 calls.
-    train_grpo(a_run(tmp_path / "broken", budget=RunBudget(tool_calls=36)))
-    again = a_run(tmp_path / "broken", resume=True, budget=RunBudget(tool_calls=36))
+    train_grpo(a_run(tmp_path / "broken", budget=BudgetConfig(tool_calls=36)))
+    again = a_run(tmp_path / "broken", resume=True, budget=BudgetConfig(tool_calls=36))
     assert train_grpo(again) == "budget.tool_calls 36 is spent", "what was spent before the resume counts"
-    resumed = a_run(tmp_path / "broken", resume=True, budget=RunBudget(tool_calls=1000))
+    resumed = a_run(tmp_path / "broken", resume=True, budget=BudgetConfig(tool_calls=1000))
     assert train_grpo(resumed) == "completed"
     ours, theirs = (load_file(run.folder.checkpoint_dir(6) / "model.safetensors") for run in (resumed, whole))
     assert all((ours[name] == theirs[name]).all() for name in theirs)
@@ -339,7 +332,7 @@ def test_penalties_begin_by_the_tasks_as_they_come_not_by_those_that_are_left(tm
         return 0.0 if task == first_task else float(attempt == 1)
 
     run = a_run(tmp_path / "run", total_steps=1, resample_rounds=2, penalty_after_success=0.3)
-    first_task = TASKS[run.tasks.order.batch(1)[0]].id
+    first_task = TASKS[run.order.batch(1)[0]].id
     run.actor = ScriptedActor(reward=reward)
     train_grpo(run)
     (record,) = run.folder.metrics()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from mcpagent.config.sections import BudgetConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import SEARCH_TOOL, ToolSpec, chat_schema
@@ -22,7 +23,6 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.pool import ToolPool
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
-from mcpagent.train.budget import RunBudget
 from mcpagent.train.health import HealthMonitor
 from mcpagent.train.sft import (
     Curriculum,
@@ -207,7 +207,7 @@ def test_checkpoints_are_kept_at_their_interval_and_at_the_end(tmp_path: Path, r
 
 
 def test_a_budget_that_is_spent_ends_the_run_with_a_checkpoint(tmp_path: Path, renderer: Renderer) -> None:
-    budget = RunBudget(cpu_s=1e-9)
+    budget = BudgetConfig(cpu_s=1e-9)
     records = run_sft(tmp_path / "run", renderer, tiny_model(), total_steps=50, save_every=50, budget=budget)
     assert records == []
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000"]
