@@ -27,7 +27,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from mcpagent.core.records import JsonObject
@@ -185,9 +185,11 @@ class Canary:
             if not _mean_size(shown.mismatch) <= limit:
                 raise self._apart(shown, limit, version=version)
         change = None if self._before is None else _change(self._before, reading)
-        if change is not None and self._is_stale(change):
+        if self._before is not None and change is not None and self._is_stale(change):
             reading = shown = await self._read(policy)
-            change = self._measured_again(reading)
+            # The trainer scores the very rows that it scored then: others in a batch would round otherwise.
+            trainer = self._scored(self._before.tokens)
+            change = _change(self._before, replace(reading, trainer=trainer))
             if change is not None and self._is_stale(change):
                 raise self._unmoved(change, version=version)
         if self._noise is None:
@@ -276,18 +278,6 @@ class Canary:
         low, high = (change.direction + sign * _CERTAIN * change.error for sign in (1.0, -1.0))
         return signal > 0 and (low < 0.5 * signal or high > 2.0)
 
-    def _measured_again(self, reading: _Reading) -> _Change | None:
-        """Return the change since the proof before, of which the trainer now scores the very rows that it
-        scored then: other rows in a batch would change its rounding."""
-        before = self._before
-        assert before is not None
-        now = _Reading(before.tokens, before.sampler, self._scored(before.tokens))
-        same = _common(reading.tokens, before.tokens)
-        return _projected(
-            _differences(reading.sampler, before.sampler, same),
-            _differences(now.trainer, before.trainer, same),
-        )
-
     def _apart(self, reading: _Reading, limit: float, *, version: int) -> RunError:
         sampler, trainer = _flat(reading.sampler), _flat(reading.trainer)
         return RunError(
@@ -317,14 +307,10 @@ _REMEDY = (
 
 
 def _change(before: _Reading, now: _Reading) -> _Change | None:
-    same = _common(now.tokens, before.tokens)
-    return _projected(
-        _differences(now.sampler, before.sampler, same), _differences(now.trainer, before.trainer, same)
-    )
-
-
-def _projected(sampler: Sequence[float], trainer: Sequence[float]) -> _Change | None:
     """None if no token was sampled twice, or the trainer gives every one the logprob that it had."""
+    same = _common(now.tokens, before.tokens)
+    sampler = _differences(now.sampler, before.sampler, same)
+    trainer = _differences(now.trainer, before.trainer, same)
     size = math.fsum(d * d for d in trainer)
     if not size > 0:
         return None
