@@ -171,7 +171,11 @@ class _GoldPlan:
 
     def may_begin(self, request: CompletionRequest) -> bool:
         """Return whether its first tool is offered, rather than to be searched for."""
-        return search_name(request.tools) is None or not self.steps or _is_shown(self.steps[0], request)
+        return (
+            search_name(request.tools) is None
+            or not self.steps
+            or _shown_name(self.steps[0], request) is not None
+        )
 
     def _search_text(
         self,
@@ -192,7 +196,7 @@ class _GoldPlan:
         if not due:
             seeks = truth.abstain and check is not None and check.value == "cannot" and not queries
             return call_text(search, {"query": whole}) if seeks else None
-        missing = next((step for step in due if not _is_shown(step, request)), None)
+        missing = next((step for step in due if _shown_name(step, request) is None), None)
         if missing is None:
             return None
         # Two of them find any tool, so that the perfect policy makes no search too many.
@@ -298,17 +302,17 @@ def _queries_and_answers(messages: Sequence[JsonObject], search: str | None) -> 
     return queries, answers
 
 
-def _is_shown(step: PlanStep, request: CompletionRequest) -> bool:
+def _shown_name(step: PlanStep, request: CompletionRequest) -> str | None:
+    """Return the tool's own name, or `server__tool` if the offer shows only that (two tools share a name);
+    None if it shows neither."""
     shown = {tool["function"]["name"] for tool in request.tools}
-    return step.tool in shown or f"{step.server}__{step.tool}" in shown
+    names = (step.tool, f"{step.server}__{step.tool}")
+    return next((name for name in names if name in shown), None)
 
 
 def _name_of(step: PlanStep, request: CompletionRequest) -> str:
-    """Return the tool's own name, `server__tool` if the offer shows only that (two tools share a name), or
-    `server.tool`, which names any loaded tool, if it shows neither."""
-    shown = {tool["function"]["name"] for tool in request.tools}
-    names = (step.tool, f"{step.server}__{step.tool}")
-    return next((name for name in names if name in shown), f"{step.server}.{step.tool}")
+    """Return the name that the offer shows, else `server.tool`, which names any loaded tool."""
+    return _shown_name(step, request) or f"{step.server}.{step.tool}"
 
 
 def _first_group(steps: Sequence[PlanStep]) -> list[PlanStep]:
