@@ -35,7 +35,8 @@ class BatchEngine(Protocol):
         ...
 
     def admit(self, requests: Sequence[CompletionRequest]) -> Sequence[Finished]:
-        """Let requests join the running batch."""
+        """Let requests join the running batch: each has room in the context, and is the only one of its
+        episode."""
         ...
 
     def step(self) -> Sequence[Finished]:
@@ -75,10 +76,16 @@ class EnginePolicy(Generic[E]):
     `version` is that of the weights that sample."""
 
     def __init__(
-        self, make: Callable[[], E], *, decode: Callable[[Sequence[int]], str], version: int = 0
+        self,
+        make: Callable[[], E],
+        *,
+        decode: Callable[[Sequence[int]], str],
+        max_context: int,
+        version: int = 0,
     ) -> None:
-        """`make` builds the engine on the thread itself; what it raises is raised here."""
-        self._decode = decode
+        """`make` builds the engine on the thread itself; what it raises is raised here. A request that fills
+        `max_context` ends at once."""
+        self._decode, self._max_context = decode, max_context
         self.version = version
         self._failure: BaseException | None = None
         self._inbox: SimpleQueue[_Batch | _Control] = SimpleQueue()
@@ -170,8 +177,19 @@ class EnginePolicy(Generic[E]):
             return engine.step()
         if isinstance(item, _Control):
             return item.run()
+        being_sampled = {episode_id for batch in open_batches for episode_id in batch.places}
         open_batches.append(item)
-        return engine.admit(item.requests)
+        joining: list[CompletionRequest] = []
+        ends: list[Finished] = []
+        for request in item.requests:
+            if request.episode_id in being_sampled:
+                raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
+            being_sampled.add(request.episode_id)
+            if len(request.token_ids) >= self._max_context:
+                ends.append(Finished(request, (), (), FinishReason.OVERFLOW))
+            else:
+                joining.append(request)
+        return [*ends, *engine.admit(joining)]
 
     def _fail(self, error: BaseException, open_batches: list[_Batch]) -> None:
         """Whoever waits, and whoever asks from now on, gets the error instead of silence."""

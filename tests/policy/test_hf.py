@@ -66,6 +66,7 @@ def fail_from(model: Any, forward_pass: int) -> None:
 def test_completions_come_in_the_order_of_the_requests_with_their_tokens_and_version() -> None:
     model = tiny_model()
     asked = [request(f"e{i}", [1, 2, 3][: i + 1], seed=i, max_new_tokens=3 + i) for i in (2, 0, 1)]
+    asked.insert(1, request("full", [1] * MAX_CONTEXT))
 
     async def run() -> list[Completion]:
         async with serving(model) as policy:
@@ -150,6 +151,15 @@ def test_a_failing_model_raises_to_every_waiter_and_to_every_later_caller() -> N
 
     outcomes = asyncio.run(run())
     assert [str(outcome) for outcome in outcomes] == ["the device fell off"] * 5
+
+
+def test_an_episode_has_one_turn_at_a_time() -> None:
+    async def run() -> None:
+        async with serving(tiny_model()) as policy:
+            await policy.complete([request("a", [1, 2]), request("a", [1, 2])])
+
+    with pytest.raises(RuntimeError, match="episode a already has a turn"):
+        asyncio.run(run())
 
 
 def test_a_closed_policy_refuses_instead_of_waiting_forever() -> None:

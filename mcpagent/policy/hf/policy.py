@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from mcpagent.core.trajectory import FinishReason
 from mcpagent.models.attention import NAME, use_own_attention
 from mcpagent.models.logits import output_head
 from mcpagent.policy.contract import CompletionRequest
@@ -62,17 +61,11 @@ class PlainEngine:
         return [] if turn is None else [turn.sampled.finished(self._stop_ids)]
 
     def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
-        """Let requests join; returns those that end at once because the context has no room."""
-        ends: list[Finished] = []
+        """Let requests join."""
         for request in requests:
-            if len(request.token_ids) >= self._max_context:
-                ends.append(Finished(request, (), (), FinishReason.OVERFLOW))
-                continue
-            if request.episode_id in self._turns:
-                raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
             sampled = OpenTurn.begin(request, max_context=self._max_context)
             self._turns[request.episode_id] = _Turn(sampled)
-        return ends
+        return []
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
@@ -154,7 +147,7 @@ class HFPolicy(EnginePolicy[SlotEngine | PlainEngine]):
                 return PlainEngine(**common)
             return SlotEngine(slots=slots, dtype=model.dtype, **common)
 
-        super().__init__(make, decode=decode)
+        super().__init__(make, decode=decode, max_context=max_context)
 
     def on_weights_changed(self, write: Callable[[], None] = lambda: None) -> None:
         """Count a new policy version and drop every cached key, from any thread. `write` changes the weights.

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import Finished
 from mcpagent.policy.sampling import OpenTurn, TokenSampler, sample_rows, sample_turns
@@ -220,17 +219,10 @@ class SlotEngine:
 
     @torch.inference_mode()
     def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
-        """Let requests join; returns those that end at once because the context has no room."""
-        overflow: list[Finished] = []
-        joining: list[CompletionRequest] = []
-        for request in requests:
-            if len(request.token_ids) >= self._max_context:
-                overflow.append(Finished(request, (), (), FinishReason.OVERFLOW))
-            else:
-                joining.append(request)
+        """Let requests join; returns those whose first token ends them."""
         # Known rows in slot order, then new ones in the order given: the batch layout depends only on what
         # was asked, and rows that are already in place are not moved.
-        joining.sort(key=lambda r: self._slot_of.get(r.episode_id, 1 << 30))
+        joining = sorted(requests, key=lambda r: self._slot_of.get(r.episode_id, 1 << 30))
         first = self._active
         opening = sum(r.episode_id not in self._slot_of for r in joining)
         if len(self._rows) + opening > self._cache.slots:
@@ -238,8 +230,7 @@ class SlotEngine:
         self._cache.reserve(rows=len(self._rows) + opening)
         for request in joining:
             self._join(request)
-        finished = self._prefill(first)
-        return overflow + finished
+        return self._prefill(first)
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
@@ -259,8 +250,6 @@ class SlotEngine:
             slot = len(self._rows)
             self._rows.append(Row(request.episode_id))
             self._slot_of[request.episode_id] = slot
-        elif slot < self._active:
-            raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
         row = self._rows[slot]
         context = list(request.token_ids)
         # Keys are reused as far as the context is the one they were computed for.

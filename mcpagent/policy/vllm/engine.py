@@ -85,24 +85,18 @@ class VllmEngine:
         return bool(self._open)
 
     def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:
-        """Let requests join; returns those that end at once because the context has no room."""
+        """Let requests join."""
         if self._llm.is_sleeping():
             # It would give no turn a token, and say nothing.
             raise RuntimeError("the vLLM engine sleeps while the trainer works: nothing can be sampled")
-        overflow: list[Finished] = []
         for request in requests:
-            if len(request.token_ids) >= self._settings.max_context:
-                overflow.append(Finished(request, (), (), FinishReason.OVERFLOW))
-            else:
-                self._join(request)
-        return overflow
+            self._join(request)
+        return []
 
     def _join(self, request: CompletionRequest) -> None:
         if self._settings.lora_rank is not None and self._adapter is None:
             # Rows without an adapter would be given the last one's on CPU, and prove nothing elsewhere.
             raise RuntimeError("no adapter has been loaded yet")
-        if request.episode_id in self._request_of:
-            raise RuntimeError(f"episode {request.episode_id} already has a turn that is being sampled")
         name = str(next(self._numbers))
         room = self._settings.max_context - len(request.token_ids)
         self._llm.add_request(
@@ -374,7 +368,7 @@ class VllmPolicy(EnginePolicy[VllmEngine]):
             torch.set_num_threads(threads)
             return VllmEngine(settings, stop_ids=stop_ids)
 
-        super().__init__(make, decode=decode, version=version)
+        super().__init__(make, decode=decode, max_context=settings.max_context, version=version)
 
     def load_adapter(self, folder: Path) -> None:
         """A new version: the adapter in `folder`, for turns that begin from now on."""
