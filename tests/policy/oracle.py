@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.policy.hf.policy import why_no_slots
+from mcpagent.policy.hf.policy import HFPolicy, why_no_slots
 from mcpagent.policy.hf.slot_engine import SlotEngine
 
 torch.set_num_threads(1)  # such small products only wait for a second thread
@@ -41,6 +42,24 @@ def tiny_model(
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**shape)).eval()
     return Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
+
+
+@contextmanager
+def serving(
+    model: Any, *, slots: int = 16, stop_ids: frozenset[int] = frozenset({STOP})
+) -> Iterator[HFPolicy]:
+    """A policy whose texts are the numbers of its tokens."""
+    policy = HFPolicy(
+        model,
+        decode=lambda token_ids: " ".join(map(str, token_ids)),
+        stop_ids=stop_ids,
+        max_context=MAX_CONTEXT,
+        slots=slots,
+    )
+    try:
+        yield policy
+    finally:
+        policy.close()
 
 
 def make_engine(model: Any, *, slots: int = 16, max_context: int = MAX_CONTEXT) -> SlotEngine:

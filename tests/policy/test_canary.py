@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from mcpagent.models.probe import TOLERANCE
 from mcpagent.policy.canary import CANARY_ROWS, Arrival, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.policy.hf.policy import HFPolicy
-from tests.policy.oracle import MAX_CONTEXT, STOP, VOCABULARY, tiny_model
+from tests.policy import oracle
+from tests.policy.oracle import MAX_CONTEXT, VOCABULARY, tiny_model
 
 PROMPTS = [[(7 * i + 3 * j) % (VOCABULARY - 1) + 1 for j in range(40)] for i in range(CANARY_ROWS)]
 
@@ -53,15 +55,8 @@ def scorer(model: Any) -> Any:
     return score
 
 
-@contextmanager
-def serving(model: Any) -> Iterator[HFPolicy]:
-    policy = HFPolicy(
-        model, decode=lambda ids: "", stop_ids=frozenset({STOP}), max_context=MAX_CONTEXT, slots=CANARY_ROWS
-    )
-    try:
-        yield policy
-    finally:
-        policy.close()
+def serving(model: Any) -> AbstractContextManager[HFPolicy]:
+    return oracle.serving(model, slots=CANARY_ROWS)
 
 
 def prove(policy: Policy, model: Any, *, dtype: str = "float32") -> Proof:
@@ -69,18 +64,30 @@ def prove(policy: Policy, model: Any, *, dtype: str = "float32") -> Proof:
     return asyncio.run(canary.prove(policy, version=3))
 
 
-class Altered:
-    """A policy whose logprobs are changed on their way."""
+Change = Callable[[Sequence[CompletionRequest], list[Completion]], list[Completion]]
 
-    def __init__(self, policy: Policy, change: Any) -> None:
+
+class Changed:
+    """A policy whose completions are changed on their way."""
+
+    def __init__(self, policy: Policy, change: Change) -> None:
         self._policy, self._change = policy, change
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        completions = await self._policy.complete(requests)
-        return [c.model_copy(update={"logprobs": tuple(map(self._change, c.logprobs))}) for c in completions]
+        return self._change(requests, await self._policy.complete(requests))
 
     async def release(self, episode_id: str) -> None:
         await self._policy.release(episode_id)
+
+
+def with_logprobs(completion: Completion, logprobs: Iterable[float]) -> Completion:
+    return completion.model_copy(update={"logprobs": tuple(logprobs)})
+
+
+def altered(policy: Policy, change: Callable[[float], float]) -> Changed:
+    return Changed(
+        policy, lambda _, completions: [with_logprobs(c, map(change, c.logprobs)) for c in completions]
+    )
 
 
 def test_a_merged_copy_that_was_brought_up_to_date_passes() -> None:
@@ -109,38 +116,30 @@ def test_adapters_that_were_not_merged_again_are_caught_with_both_numbers() -> N
 def test_logprobs_at_another_temperature_are_caught_also_where_episodes_have_temperature_1() -> None:
     model = tiny_model()
 
-    class Unscaled:
-        """Samples at the temperature that it is asked for; its logprobs are those at temperature 1."""
-
-        async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-            completions = await policy.complete(requests)
-            own = [c.token_ids for c in completions]
-            values = iter(scorer(model)([r.token_ids for r in requests], own, 1.0))
-            return [
-                c.model_copy(update={"logprobs": tuple(next(values) for _ in c.token_ids)})
-                for c in completions
-            ]
-
-        async def release(self, episode_id: str) -> None:
-            await policy.release(episode_id)
+    def at_temperature_1(
+        requests: Sequence[CompletionRequest], completions: list[Completion]
+    ) -> list[Completion]:
+        own = [c.token_ids for c in completions]
+        values = iter(scorer(model)([r.token_ids for r in requests], own, 1.0))
+        return [with_logprobs(c, [next(values) for _ in c.token_ids]) for c in completions]
 
     with serving(model) as policy, pytest.raises(RunError, match="does not serve the weights"):
-        prove(Unscaled(), model)
+        prove(Changed(policy, at_temperature_1), model)
 
 
 @pytest.mark.parametrize(("dtype", "noise"), [("float32", 1e-3), ("float16", 0.03), ("bfloat16", 0.08)])
 def test_what_the_dtype_explains_passes_and_more_does_not(dtype: str, noise: float) -> None:
     model = tiny_model()
     with serving(model) as policy:
-        assert prove(Altered(policy, lambda p: p + noise / 10), model, dtype=dtype).difference > 0
+        assert prove(altered(policy, lambda p: p + noise / 10), model, dtype=dtype).difference > 0
         with pytest.raises(RunError):
-            prove(Altered(policy, lambda p: p + noise), model, dtype=dtype)
+            prove(altered(policy, lambda p: p + noise), model, dtype=dtype)
 
 
 def test_a_logprob_that_is_no_number_does_not_pass() -> None:
     model = tiny_model()
     with serving(model) as policy, pytest.raises(RunError):
-        prove(Altered(policy, lambda _: math.nan), model)
+        prove(altered(policy, lambda _: math.nan), model)
 
 
 @torch.no_grad()
@@ -188,40 +187,32 @@ def test_one_missed_update_far_below_the_tolerance_is_seen_by_how_the_trainer_mo
         assert proof.moved == pytest.approx(1.0, abs=0.3)
 
 
-class Redrawn:
-    """Another policy that from `is_updated` on draws other tokens in all rows but the first, as one of a
-    large vocabulary does after any update; what it says of the first is rounded to what it was."""
-
-    def __init__(self, policy: Policy, model: Any) -> None:
-        self._policy, self._score, self.is_updated = policy, scorer(model), False
-
-    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        completions = await self._policy.complete(requests)
-        if not self.is_updated:
-            self._first = completions[0]
-            return completions
-        redrawn = [self._first]
-        for request, completion in zip(requests[1:], completions[1:], strict=True):
-            tokens = tuple((token + 1) % VOCABULARY for token in completion.token_ids)
-            logprobs = self._score([request.token_ids], [tokens], request.sampling.temperature)
-            redrawn.append(completion.model_copy(update={"token_ids": tokens, "logprobs": tuple(logprobs)}))
-        return redrawn
-
-    async def release(self, episode_id: str) -> None:
-        await self._policy.release(episode_id)
-
-
 def test_a_few_tokens_that_were_drawn_again_are_no_proof_that_a_sampler_did_not_move() -> None:
     model = lora_model()
     train_a_little(model)
-    served = copy.deepcopy(model)
+    served, score = copy.deepcopy(model), scorer(model)
+    first: list[Completion] = []
+
+    def redrawn(requests: Sequence[CompletionRequest], completions: list[Completion]) -> list[Completion]:
+        """Other tokens in all rows but the first, as of a large vocabulary after any update; what is said of
+        the first is rounded to what it was."""
+        made = first[:1]
+        for request, completion in zip(requests[1:], completions[1:], strict=True):
+            tokens = tuple((token + 1) % VOCABULARY for token in completion.token_ids)
+            logprobs = score([request.token_ids], [tokens], request.sampling.temperature)
+            made.append(with_logprobs(completion.model_copy(update={"token_ids": tokens}), logprobs))
+        return made
+
+    def kept(_: Sequence[CompletionRequest], completions: list[Completion]) -> list[Completion]:
+        first[:] = completions[:1]
+        return completions
+
     with serving(served.get_base_model()) as policy:
-        canary, redrawn = watching(model), Redrawn(policy, model)
-        assert proved(canary, redrawn, 0).compared == 0
+        canary = watching(model)
+        assert proved(canary, Changed(policy, kept), 0).compared == 0
         one_step(model, 1e-6)
         policy.on_weights_changed(lambda: served.load_state_dict(model.state_dict()))
-        redrawn.is_updated = True
-        proof = proved(canary, redrawn, 1)
+        proof = proved(canary, Changed(policy, redrawn), 1)
     assert 0 < proof.compared < CANARY_ROWS
     assert proof.direction is None and proof.moved is None
 
@@ -259,25 +250,16 @@ def test_an_update_that_arrives_in_part_too_far_or_backwards_is_seen(share: floa
         assert proved(canary, policy, 1).direction == pytest.approx(1.0, abs=0.05)
 
 
-class WrongOnce:
-    """Another policy's logprobs are off in its n-th answer alone."""
-
-    def __init__(self, policy: Policy, nth: int) -> None:
-        self._policy, self._left = policy, nth
-
-    async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        self._left -= 1
-        policy = Altered(self._policy, lambda p: p - 1.0) if self._left == 0 else self._policy
-        return await policy.complete(requests)
-
-    async def release(self, episode_id: str) -> None:
-        await self._policy.release(episode_id)
-
-
 def test_what_was_wrong_once_and_is_right_when_measured_again_does_not_stop_a_run() -> None:
     model = tiny_model()
     with serving(model) as policy:
-        assert prove(WrongOnce(policy, 1), model).difference < 1e-5
+        off = itertools.chain([1.0], itertools.repeat(0.0))  # in its first answer alone
+
+        def wrong_once(_: Sequence[CompletionRequest], completions: list[Completion]) -> list[Completion]:
+            gap = next(off)
+            return [with_logprobs(c, [p - gap for p in c.logprobs]) for c in completions]
+
+        assert prove(Changed(policy, wrong_once), model).difference < 1e-5
         readings = iter([Arrival(tensors=2, differing=("a",)), Arrival(tensors=2), Arrival(tensors=2)])
         canary = watching(model)
         assert proved(canary, policy, 0, lambda: next(readings)).arrived == 2
@@ -291,19 +273,19 @@ def test_where_the_weights_were_read_back_a_noisier_pair_of_engines_sets_its_own
     with serving(model) as policy:
         for noise, limit in ((0.06, 0.12), (0.02, 0.05)):
             canary = watching(model, dtype="bfloat16")
-            proved(canary, Altered(policy, lambda p, n=noise: p - n), 0, arrived)
-            proved(canary, Altered(policy, lambda p, n=limit - 0.005: p - n), 1, arrived)
+            proved(canary, altered(policy, lambda p, n=noise: p - n), 0, arrived)
+            proved(canary, altered(policy, lambda p, n=limit - 0.005: p - n), 1, arrived)
             with pytest.raises(RunError, match=rf"bfloat16 explains {limit:g}"):
-                proved(canary, Altered(policy, lambda p, n=limit + 0.005: p - n), 2, arrived)
+                proved(canary, altered(policy, lambda p, n=limit + 0.005: p - n), 2, arrived)
         with pytest.raises(RunError):  # nothing says that its weights are right
-            proved(watching(model, dtype="bfloat16"), Altered(policy, lambda p: p - 0.06), 0)
+            proved(watching(model, dtype="bfloat16"), altered(policy, lambda p: p - 0.06), 0)
 
 
 def test_the_record_holds_the_mismatch_as_it_would_be_written_down() -> None:
     """Sampled with logprob 0.01 above the trainer's: k3 is r - 1 - log r with r = exp(-0.01)."""
     model = tiny_model()
     with serving(model) as policy:
-        record = prove(Altered(policy, lambda p: p + 0.01), model, dtype="bfloat16").as_metrics()
+        record = prove(altered(policy, lambda p: p + 0.01), model, dtype="bfloat16").as_metrics()
     assert record["canary_difference"] == pytest.approx(0.01, abs=1e-5)
     assert record["canary_p99"] == pytest.approx(0.01, abs=1e-5)
     assert record["canary_k3"] == pytest.approx(4.983e-5, rel=1e-2)  # 0.990050 - 1 + 0.01

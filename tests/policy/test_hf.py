@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,26 +13,17 @@ import torch
 
 from mcpagent.core.trajectory import Completion, FinishReason
 from mcpagent.policy.hf.policy import HFPolicy
-from tests.policy.oracle import MAX_CONTEXT, STOP, naive_turn, request, tiny_model
+from tests.policy import oracle
+from tests.policy.oracle import MAX_CONTEXT, naive_turn, request, tiny_model
 
 PATIENCE_S = 20.0
 
 
-def make_policy(model: Any, *, slots: int = 16) -> HFPolicy:
-    def decode(token_ids: Sequence[int]) -> str:
-        return " ".join(map(str, token_ids))
-
-    return HFPolicy(model, decode=decode, stop_ids=frozenset({STOP}), max_context=MAX_CONTEXT, slots=slots)
-
-
 @asynccontextmanager
 async def serving(model: Any) -> AsyncIterator[HFPolicy]:
-    policy = make_policy(model)
-    try:
+    with oracle.serving(model) as policy:
         async with asyncio.timeout(PATIENCE_S):
             yield policy
-    finally:
-        policy.close()
 
 
 class Gate:
@@ -163,31 +154,27 @@ def test_an_episode_has_one_turn_at_a_time() -> None:
 
 
 def test_a_closed_policy_refuses_instead_of_waiting_forever() -> None:
-    policy = make_policy(tiny_model())
-    policy.close()
-
     async def run() -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with serving(tiny_model()) as policy:
+            policy.close()
             await policy.complete([request("e", [1])])
 
     with pytest.raises(RuntimeError, match="closed"):
         asyncio.run(run())
-    policy.close()
 
 
 def test_turns_in_flight_learn_that_the_policy_was_closed() -> None:
     model = tiny_model()
 
     async def run() -> None:
-        policy = make_policy(model)
-        gate = Gate(model)
-        asked = asyncio.create_task(policy.complete([request("e", [1], max_new_tokens=50)]))
-        await gate.wait_until_reached()
-        closing = asyncio.create_task(asyncio.to_thread(policy.close))
-        while policy._inbox.empty():
-            await asyncio.sleep(0)
-        gate.opened.set()
-        async with asyncio.timeout(PATIENCE_S):
+        async with serving(model) as policy:
+            gate = Gate(model)
+            asked = asyncio.create_task(policy.complete([request("e", [1], max_new_tokens=50)]))
+            await gate.wait_until_reached()
+            closing = asyncio.create_task(asyncio.to_thread(policy.close))
+            while policy._inbox.empty():
+                await asyncio.sleep(0)
+            gate.opened.set()
             await closing
             await asked
 
@@ -266,18 +253,14 @@ def test_an_episode_that_is_released_in_mid_turn_leaves_the_others_unharmed() ->
 
 def test_a_caller_whose_loop_is_gone_does_not_end_the_policy() -> None:
     model = tiny_model()
-    policy = make_policy(model)
-    gate = Gate(model)
 
-    async def abandon() -> None:
+    async def abandon(policy: HFPolicy, gate: Gate) -> None:
         asyncio.get_running_loop().create_task(policy.complete([request("old", [1], seed=1)]))
         await gate.wait_until_reached()
 
-    async def ask() -> Completion:
-        async with asyncio.timeout(PATIENCE_S):
-            return (await policy.complete([request("new", [2, 3], seed=2)]))[0]
-
-    asyncio.run(abandon())
-    gate.opened.set()
-    assert asyncio.run(ask()).token_ids == naive_turn(model, request("new", [2, 3], seed=2))[0]
-    policy.close()
+    with oracle.serving(model) as policy:
+        gate = Gate(model)
+        asyncio.run(abandon(policy, gate))
+        gate.opened.set()
+        (completion,) = asyncio.run(policy.complete([request("new", [2, 3], seed=2)]))
+    assert completion.token_ids == naive_turn(model, request("new", [2, 3], seed=2))[0]

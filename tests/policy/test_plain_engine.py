@@ -19,11 +19,9 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from mcpagent.core.trajectory import FinishReason
-from mcpagent.policy.hf.policy import HFPolicy
 from mcpagent.policy.hf.slot_engine import cache_keyword
 from tests.models.families import FAMILIES, SHAPE, tiny
-from tests.policy.oracle import MAX_CONTEXT, STOP, naive_turn, request
+from tests.policy.oracle import naive_turn, request, serving
 
 
 def windowed() -> Any:
@@ -61,23 +59,18 @@ def test_turns_of_any_architecture_are_sampled_as_without_a_cache(name: str) -> 
     model = MODELS[name]().eval()
 
     async def run() -> None:
-        policy = HFPolicy(model, decode=str, stop_ids=frozenset({STOP}), max_context=MAX_CONTEXT)
-        try:
-            contexts = {f"e{i}": list(range(3, 8 + 3 * i)) for i in range(3)}
-            for turn in range(2):
-                asked = [request(e, c, seed=turn + len(c), max_new_tokens=9) for e, c in contexts.items()]
-                for own, completion in zip(asked, await policy.complete(asked), strict=True):
-                    tokens, logprobs, reason = naive_turn(model, own)
-                    assert (completion.token_ids, completion.finish_reason) == (tokens, reason)
-                    assert completion.logprobs == pytest.approx(logprobs, abs=1e-4)
-                    contexts[own.episode_id] += [*completion.token_ids, 5, 6]
-            full = (await policy.complete([request("full", [1] * MAX_CONTEXT)]))[0]
-            assert full.finish_reason is FinishReason.OVERFLOW
-            await policy.release("e0")
-        finally:
-            policy.close()
+        contexts = {f"e{i}": list(range(3, 8 + 3 * i)) for i in range(3)}
+        for turn in range(2):
+            asked = [request(e, c, seed=turn + len(c), max_new_tokens=9) for e, c in contexts.items()]
+            for own, completion in zip(asked, await policy.complete(asked), strict=True):
+                tokens, logprobs, reason = naive_turn(model, own)
+                assert (completion.token_ids, completion.finish_reason) == (tokens, reason)
+                assert completion.logprobs == pytest.approx(logprobs, abs=1e-4)
+                contexts[own.episode_id] += [*completion.token_ids, 5, 6]
+        await policy.release("e0")
 
-    asyncio.run(run())
+    with serving(model) as policy:
+        asyncio.run(run())
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
@@ -87,15 +80,8 @@ def test_a_turn_computes_its_context_once_whatever_transformers_calls_the_cache(
     model.get_decoder().register_forward_pre_hook(
         lambda _module, _args, named: computed.append(named["input_ids"].shape[1]), with_kwargs=True
     )
-
-    async def run() -> None:
-        policy = HFPolicy(model, decode=str, stop_ids=frozenset(), max_context=MAX_CONTEXT)
-        try:
-            await policy.complete([request("e", [3, 4, 5, 6, 7], max_new_tokens=4)])
-        finally:
-            policy.close()
-
-    asyncio.run(run())
+    with serving(model, stop_ids=frozenset()) as policy:
+        asyncio.run(policy.complete([request("e", [3, 4, 5, 6, 7], max_new_tokens=4)]))
     assert computed == [5, 1, 1, 1]
 
 
