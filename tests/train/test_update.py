@@ -11,13 +11,14 @@ import torch
 
 from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
+from mcpagent.train.objective.advantages import CreditSettings
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.update import UpdateSettings, UpdateStats, update_policy
 from tests.train.world import (
     frozen_as,
     full_logprobs,
     given,
+    gradients_seen,
     make_learner,
     on_policy,
     some_samples,
@@ -39,11 +40,7 @@ def gradient_of(
     """What the update computes, read before a step of size zero is taken."""
     frozen = None if reference is None else frozen_as(reference, model)
     learner = make_learner(model, learning_rate=0.0, reference=frozen)
-    seen: dict[str, torch.Tensor] = {}
-    for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(
-            lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
-        )
+    seen = gradients_seen(model.named_parameters())
     stats = update_policy(
         learner,
         given(samples, advantages),
@@ -262,23 +259,15 @@ def test_the_sampler_is_corrected_for_with_bounded_weights() -> None:
 def test_a_kl_in_the_reward_changes_the_advantages_and_not_the_loss() -> None:
     model, reference = tiny_model(dtype=torch.float64), tiny_model(1, dtype=torch.float64)
     samples = on_policy(model, some_samples(2))
-    attempts = [GradedAttempt(reward=r, sample=s) for r, s in zip([1.0, 0.0], samples, strict=True)]
-    graded = GradedBatch(
-        groups=(GradedGroup(group_id="a", attempts=tuple(attempts)),),
-        settings=CreditSettings(scale="none"),
-    )
+    graded = given(samples, [1.0, 0.0], groups=[0, 0], settings=CreditSettings(scale="none"))
     with torch.no_grad():
         k1 = [float((full_logprobs(model, s) - full_logprobs(reference, s)).sum()) for s in samples]
     first, second = 1.0 - 0.1 * k1[0], 0.0 - 0.1 * k1[1]
     advantages = [(first - second) / 2, (second - first) / 2]
     settings = UpdateSettings(objective=Objective(kl_estimator=None), kl_in_reward=True, use_reference=True)
     plain, _ = gradient_of(model, samples, advantages, UpdateSettings(use_reference=False))
-    seen: dict[str, torch.Tensor] = {}
     twin = tiny_model(dtype=torch.float64)
-    for name, parameter in twin.named_parameters():
-        parameter.register_post_accumulate_grad_hook(
-            lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
-        )
+    seen = gradients_seen(twin.named_parameters())
     learner = make_learner(twin, learning_rate=0.0, reference=frozen_as(reference, twin))
     stats = update_policy(learner, graded, settings=settings, kl_coef=0.1, first_optimizer_step=1, seed=0)
     assert stats.summary()["kl"] > 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mcpagent.core.trajectory import Completion, RewardTerm, StopReason, Trajectory, Turn
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.train.batch.samples import TrainSample
+from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.reference import ShadowReference
+from mcpagent.train.learner.wrapping import Wrapping
 from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
 from mcpagent.train.objective.value import ValueHead, named_parameters
 
 VOCABULARY = 280
+GIVEN = CreditSettings(advantage="given")
 
 
 def tiny_model(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Any:
@@ -49,6 +52,8 @@ def make_learner(
     value_head: ValueHead | None = None,
     precision: Precision | None = None,
     processes: Processes | None = None,
+    wrapping: Wrapping | None = None,
+    scorer: TokenScorer | None = None,
 ) -> Learner:
     optimizers = build_optimizers(
         [*model.named_parameters(), *named_parameters(value_head)],
@@ -67,6 +72,8 @@ def make_learner(
         processes=processes,
         reference=reference,
         value_head=value_head,
+        wrapping=wrapping,
+        scorer=scorer,
     )
 
 
@@ -94,11 +101,16 @@ def some_samples(count: int, *, seed: int = 0, prefix: int = 24) -> list[TrainSa
 
 
 def given(
-    samples: Sequence[TrainSample], advantages: Sequence[float], *, groups: Sequence[int] | None = None
+    samples: Sequence[TrainSample],
+    rewards: Sequence[float],
+    *,
+    groups: Sequence[int] | None = None,
+    settings: CreditSettings = GIVEN,
 ) -> GradedBatch:
-    """The samples with these advantages, each a group of its own or in those of `groups`."""
+    """The samples with these rewards, which are their advantages if nothing else is said, each a group of its
+    own or in those of `groups`."""
     places = list(groups or range(len(samples)))
-    attempts = [GradedAttempt(reward=a, sample=s) for s, a in zip(samples, advantages, strict=True)]
+    attempts = [GradedAttempt(reward=r, sample=s) for s, r in zip(samples, rewards, strict=True)]
     return GradedBatch(
         groups=tuple(
             GradedGroup(
@@ -107,8 +119,18 @@ def given(
             )
             for place in sorted(set(places))
         ),
-        settings=CreditSettings(advantage="given"),
+        settings=settings,
     )
+
+
+def gradients_seen(named: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, torch.Tensor]:
+    """What will hold the last gradient of each parameter, also of those that a step clears."""
+    seen: dict[str, torch.Tensor] = {}
+    for name, parameter in named:
+        parameter.register_post_accumulate_grad_hook(
+            lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
+        )
+    return seen
 
 
 def full_logprobs(model: Any, sample: TrainSample, *, temperature: float = 1.0) -> torch.Tensor:

@@ -29,7 +29,14 @@ from mcpagent.train.objective.advantages import (
 )
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.update import UpdateSettings, update_policy
-from tests.train.world import VOCABULARY, frozen_as, full_logprobs, make_learner, tiny_model
+from tests.train.world import (
+    VOCABULARY,
+    frozen_as,
+    full_logprobs,
+    gradients_seen,
+    make_learner,
+    tiny_model,
+)
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("MCPAGENT_TRL_PYTHON", ROOT / ".venv-trl" / "bin" / "python"))
@@ -243,11 +250,7 @@ def test_loss_and_gradients_are_those_of_trl(name: str, oracle: Oracle) -> None:
     model = tiny_model(dtype=torch.float64)
     reference = frozen_as(tiny_model(1, dtype=torch.float64), model)
     learner = make_learner(model, learning_rate=0.0, reference=reference)
-    seen: dict[str, torch.Tensor] = {}
-    for parameter_name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(
-            lambda p, name=parameter_name: seen.__setitem__(name, p.grad.detach().clone())
-        )
+    seen = gradients_seen(model.named_parameters())
     scored: list[torch.Tensor] = []
 
     def keep(_module: Any, _inputs: Any, output: tuple[torch.Tensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Several processes with shards of the weights make the update that one process with all of them makes."""
+"""Several processes, each with all weights or with shards of them, make the update that one process makes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.forecast import forecast, shape_of
 from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.learner import Learner
-from mcpagent.train.learner.optim import Precision, Schedule, build_optimizers, linear_schedule
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.reference import ShadowReference
 from mcpagent.train.learner.wrapping import Fsdp, Shards, refuse_sharding, sharding
@@ -38,7 +37,7 @@ from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
 from mcpagent.train.update import UpdateSettings, update_policy
 from tests.train.learner.test_processes import in_processes
-from tests.train.world import VOCABULARY, given, some_samples, tiny_model
+from tests.train.world import VOCABULARY, given, make_learner, some_samples, tiny_model
 
 pytestmark = pytest.mark.system
 
@@ -64,6 +63,11 @@ CASES: dict[str, dict[str, Any]] = {
 TOLERANCE = {"muon": 1e-3, "half precision": 8e-3, "half precision with a value head": 8e-3}
 REPEATED = ("full grpo", "a reference that follows adapters")  # with shards in groups of their own (HSDP)
 OFFLOADED = ("unequal micro-batches", "a reference that follows adapters")  # with shards in the host's memory
+# Of whole weights in each process.
+OF_REPLICATE = (
+    *("full grpo", "unequal micro-batches", "gae with its value head", "a process without samples"),
+    *("a reference that follows adapters", "minibatches"),
+)
 NOT_OF_ZERO3 = ("muon", "half precision with a value head")
 OF_ZERO3 = [
     *(name for name in CASES if name not in NOT_OF_ZERO3),
@@ -111,23 +115,14 @@ def make(
     if is_ema or is_frozen:
         every = 1 if is_ema else None
         reference = ShadowReference(model.named_parameters(), every=every, decay=0.5, wrapping=wrapping)
-    optimizers = build_optimizers(
-        [*model.named_parameters(), *named_parameters(head)],
+    return make_learner(
+        model,
         kind=kind,
         learning_rate=0.003,
-        muon_learning_rate=0.003,
-        betas=(0.9, 0.98),
-        weight_decay=0.1,
-    )
-    return Learner(
-        model,
-        train_tokenizer([], vocab_size=0, catalog_hash=""),
-        schedule=Schedule(optimizers, linear_schedule(total=10)),
         gradient_clip=1.0,
         processes=processes,
         reference=reference,
         value_head=head,
-        precision=Precision(),
         wrapping=wrapping,
         scorer=scorer,
     )
@@ -283,7 +278,9 @@ def held(processes: Processes, case: str) -> dict[str, float]:
     return sizes | {"gathered": max(gathered) + sizes["buffer"]}
 
 
-def in_shards(processes: Processes, parallel: str, **options: Any) -> Fsdp | Zero3:
+def in_shards(processes: Processes, parallel: str, **options: Any) -> Fsdp | Zero3 | None:
+    if parallel == "replicate":
+        return None
     return (Zero3 if parallel == "zero3" else Fsdp)(processes, device=CPU, **options)
 
 
@@ -347,8 +344,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
         if (parallel, is_quick) not in answers:
             if parallel == "fsdp":
                 names = [*CASES, *(f"{name}, repeated" for name in REPEATED), "saved", *MODELS]
-            else:
+            elif parallel == "zero3":
                 names = [*(QUICK if is_quick else (*OF_ZERO3, *SAVED)), *MODELS]
+            else:
+                names = list(OF_REPLICATE)
             folder = tmp_path_factory.mktemp(parallel)
             write_models(folder)
             answers[parallel, is_quick] = folder, asked(folder, parallel, names)
@@ -360,14 +359,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
 @pytest.mark.parametrize(
     ("parallel", "name", "is_quick"),
     [
+        *(("replicate", name, False) for name in OF_REPLICATE),
         *(("fsdp", name, False) for name in (*CASES, *(f"{name}, repeated" for name in REPEATED))),
         *(pytest.param("zero3", name, True, marks=needs_deepspeed) for name in QUICK),
         *(pytest.param("zero3", name, False, marks=[needs_deepspeed, pytest.mark.slow]) for name in OF_ZERO3),
     ],
 )
-def test_two_processes_with_shards_make_the_update_of_one(
-    parallel: str, name: str, is_quick: bool, two: Two
-) -> None:
+def test_two_processes_make_the_update_of_one(parallel: str, name: str, is_quick: bool, two: Two) -> None:
     case = name.removesuffix(", repeated").removesuffix(", offloaded")
     began, (steps, after) = outcome(Processes(), None, CASES[case])
     for results in two(parallel, is_quick)[1]:

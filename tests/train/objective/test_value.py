@@ -6,7 +6,6 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.learner.optim import build_optimizers
-from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, GradedBatch, GradedGroup
+from mcpagent.train.objective.advantages import CreditSettings
 from mcpagent.train.objective.value import (
     ValueHead,
     explained_variance,
@@ -26,7 +25,16 @@ from mcpagent.train.objective.value import (
     value_loss,
 )
 from mcpagent.train.update import UpdateSettings, rescore, update_policy
-from tests.train.world import VOCABULARY, full_logprobs, make_learner, on_policy, some_samples, tiny_model
+from tests.train.world import (
+    VOCABULARY,
+    full_logprobs,
+    given,
+    gradients_seen,
+    make_learner,
+    on_policy,
+    some_samples,
+    tiny_model,
+)
 
 GAE = CreditSettings(advantage="gae", gamma=1.0, lambda_=1.0)
 
@@ -34,14 +42,6 @@ GAE = CreditSettings(advantage="gae", gamma=1.0, lambda_=1.0)
 def with_head(model: Any, **options: Any) -> tuple[Any, ValueHead]:
     head = new_value_head(model)
     return make_learner(model, value_head=head, **options), head
-
-
-def graded(samples: list[TrainSample], rewards: list[float]) -> GradedBatch:
-    groups = tuple(
-        GradedGroup(group_id=str(i), attempts=(GradedAttempt(reward=r, sample=s),))
-        for i, (s, r) in enumerate(zip(samples, rewards, strict=True))
-    )
-    return GradedBatch(groups=groups, settings=GAE)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,11 @@ def test_values_learn_which_samples_pay() -> None:
     explained: list[float] = []
     for step in range(1, 31):
         stats = update_policy(
-            learner, graded(samples, rewards), settings=settings, first_optimizer_step=step, seed=0
+            learner,
+            given(samples, rewards, settings=GAE),
+            settings=settings,
+            first_optimizer_step=step,
+            seed=0,
         )
         assert stats.explained_variance is not None
         explained.append(stats.explained_variance)
@@ -187,7 +191,7 @@ def test_a_checkpoint_brings_the_head_and_its_moments_back_and_the_export_does_n
         samples = some_samples(4)
         update_policy(
             learner,
-            graded(samples, [1.0, 0.0, 0.5, 0.2]),
+            given(samples, [1.0, 0.0, 0.5, 0.2], settings=GAE),
             settings=UpdateSettings(use_reference=False),
             first_optimizer_step=step,
             seed=step,
@@ -298,14 +302,10 @@ def test_gradients_with_a_value_head_are_those_of_an_independent_float64_computa
     rescore(learner, samples, max_tokens=8192, temperature=1.0, with_reference=False)  # measures the states
     torch.nn.init.normal_(head.outer.weight, std=0.3)  # values that differ, as in the midst of a run
     expected = gae_gradients(model, head, samples, rewards, value_coef=0.3)
-    seen: dict[str, torch.Tensor] = {}
-    for name, parameter in [*model.named_parameters(), *named_parameters(head)]:
-        parameter.register_post_accumulate_grad_hook(
-            lambda p, name=name: seen.__setitem__(name, p.grad.detach().clone())
-        )
+    seen = gradients_seen([*model.named_parameters(), *named_parameters(head)])
     update_policy(
         learner,
-        replace(graded(samples, rewards), settings=CreditSettings(advantage="gae", gamma=0.9, lambda_=0.8)),
+        given(samples, rewards, settings=CreditSettings(advantage="gae", gamma=0.9, lambda_=0.8)),
         settings=UpdateSettings(use_reference=False, value_coef=0.3, micro_batch_tokens=micro_batch_tokens),
         first_optimizer_step=1,
         seed=0,
@@ -342,7 +342,7 @@ def test_the_value_loss_is_the_mean_over_the_turns_of_the_whole_batch() -> None:
     head.outer.bias.register_post_accumulate_grad_hook(lambda p: gradients.append(float(p.grad)))
     settings = UpdateSettings(use_reference=False, value_coef=0.3, value_clip=None, micro_batch_tokens=60)
     stats = update_policy(
-        learner, graded(samples, rewards), settings=settings, first_optimizer_step=1, seed=0
+        learner, given(samples, rewards, settings=GAE), settings=settings, first_optimizer_step=1, seed=0
     )
     # Every value is 0 and, undiscounted, both turns of a sample return its reward: 0.5 * sum of squares / 8,
     # and its derivative by what is added to all values, -sum / 8, times the coefficient.
