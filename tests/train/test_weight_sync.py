@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -62,8 +63,8 @@ def train_a_little(model: Any, scale: float) -> None:
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator).sign())
 
 
-def serving(model: Any) -> RolloutEngine:
-    return hf_sampler(model, decode=lambda _: "", stop_ids=frozenset({0}), max_context=200, slots=24)
+def serving(model: Any) -> closing[RolloutEngine]:
+    return closing(hf_sampler(model, decode=lambda _: "", stop_ids=frozenset({0}), max_context=200, slots=24))
 
 
 def sampled(engine: RolloutEngine) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
@@ -95,13 +96,10 @@ def test_trained_adapters_on_bfloat16_weights_are_served_as_exactly_as_fresh_one
 
     def drift(scale: float) -> float:
         model = attach_lora(dense(torch.bfloat16), LORA, seed=0).eval()
-        engine = serving(model)
-        try:
+        with serving(model) as engine:
             train_a_little(model, scale)
             engine.push()
             completions = sampled(engine)
-        finally:
-            engine.close()
         served = torch.tensor([v for _, values in completions for v in values], dtype=torch.float64)
         return float((served - scored(model, [ids for ids, _ in completions])).abs().mean())
 
@@ -115,13 +113,10 @@ def test_what_the_trainer_scores_leaves_the_sampler_as_it_is() -> None:
     train_a_little(model, 0.02)
     use_checkpointing(model)
     learner = make_learner(model)
-    engine = serving(model)
-    try:
+    with serving(model) as engine:
         before = sampled(engine)
         score_completions(learner, PROMPTS, [ids for ids, _ in before], 1.0)
         assert sampled(engine) == before
-    finally:
-        engine.close()
 
 
 def test_all_linear_on_a_mixture_of_experts_leaves_router_and_stacked_experts_as_they_are() -> None:
@@ -138,15 +133,12 @@ def test_all_linear_on_a_mixture_of_experts_leaves_router_and_stacked_experts_as
 def test_the_sampler_of_a_mixture_of_experts_serves_every_adapted_layer(target: Any) -> None:
     shape = LoraShape(r=4, alpha=8.0, dropout=0.0, target_modules=target)
     model = attach_lora(mixture_of_experts(), shape, seed=0).eval()
-    engine = serving(model)
-    try:
+    with serving(model) as engine:
         train_a_little(model, 0.05)
         engine.push()
         completions = sampled(engine)
-        served = torch.tensor([value for _, values in completions for value in values])
-        assert (served - scored(model, [ids for ids, _ in completions])).abs().max() < 1e-4
-    finally:
-        engine.close()
+    served = torch.tensor([value for _, values in completions for value in values])
+    assert (served - scored(model, [ids for ids, _ in completions])).abs().max() < 1e-4
 
 
 def test_vllm_refuses_adapters_on_stacked_experts_before_it_starts(tmp_path: Any) -> None:
@@ -164,9 +156,8 @@ def test_episodes_follow_the_memory_that_is_free() -> None:
     )
     room = partial(episodes_with_room, large, max_context=4096, itemsize=2)
     assert [room(free=gib * 2**30) for gib in (0.1, 0.57, 9.0, 36.0)] == [1, 1, 16, 64]
-    sampler = serving(dense(torch.float32))
-    sampler.close()
-    assert sampler.episodes is None  # on a CPU the settings count
+    with serving(dense(torch.float32)) as sampler:
+        assert sampler.episodes is None  # on a CPU the settings count
     assert at_once(None, asked=64) == at_once(64, asked=64) == 64
     notes: list[str] = []
     assert at_once(24, asked=64, on_note=notes.append) == 24
