@@ -39,7 +39,7 @@ def test_the_other_presets_are_refused_by_the_names_of_their_settings(preset: st
 def test_skyrls_dataset_reads_the_records(tmp_path: Path) -> None:
     tasks = [Task.model_validate(record) for record in sample_records()]
     path = tmp_path / "train.jsonl"
-    assert write_records(path, tasks, env_class="MCPToolEnv") == len(tasks)
+    write_records(path, tasks)
     dataset = PromptDataset([str(path)], TOKENIZER, 4096, num_workers=1)
     assert len(dataset) == len(tasks)
     prompt, env_class, extras, _ = dataset[0]

@@ -15,8 +15,8 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.config.sections import Section
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
+from mcpagent.train.objective.value import VALUE_CLIP
 from mcpagent.train.settings import AUTO_TIS_CAP
-from mcpagent.train.update import VALUE_CLIP
 
 ENV_ID = "MCPToolEnv"  # of env.skyrl, which imports skyrl_gym
 _NO_CLIPPING = 1e9  # SkyRL's optimiser always has a bound

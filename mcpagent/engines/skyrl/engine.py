@@ -18,9 +18,10 @@ from mcpagent.run.episodes import evaluated_file, open_tasks
 from mcpagent.run.lifecycle import TrainOutcome, Watch, logged, outcome_of
 from mcpagent.run.policies import pinned_model
 from mcpagent.run.train import open_session
+from mcpagent.storage.checkpoints import choose_checkpoint
 from mcpagent.storage.datasets import find_dataset
 from mcpagent.storage.packages import installed_version, is_installed, pip_install
-from mcpagent.storage.run_folder import RunFolder, run_log
+from mcpagent.storage.run_folder import RunFolder, run_log, step_of
 from mcpagent.tools.setup import open_tools
 from mcpagent.train.start import settle_start
 
@@ -93,7 +94,8 @@ class SkyrlEngine:
                 watch.on_start(len(run.metrics()), config.total_steps(n_tasks=tasks))
                 start = settle_start(config, run.path, goes_on=False, on_note=watch.note)
                 try:
-                    self._train(_with_model(config, start.base.place), run)
+                    model = config.model.model_copy(update={"name": start.base.place})
+                    self._train(config.model_copy(update={"model": model}), run)
                 finally:
                     import_checkpoints(run, start=start)
                 steps = len(run.metrics())
@@ -144,10 +146,10 @@ class SkyrlEngine:
             session.begin(config.total_steps(n_tasks=len(tasks)))
             folder = run.path / FOLDER
             folder.mkdir(exist_ok=True)
-            write_records(folder / "train.jsonl", tasks, env_class=ENV_ID)
+            write_records(folder / "train.jsonl", tasks)
             if held is not None:
                 with open_tasks(config, held) as measured:
-                    write_records(folder / "validation.jsonl", measured, env_class=ENV_ID)
+                    write_records(folder / "validation.jsonl", measured)
             return len(tasks)
 
     def _train(self, config: TrainConfig, run: RunFolder) -> None:
@@ -213,14 +215,7 @@ def _absolute(tools: ToolsConfig) -> ToolsConfig:
     return tools.model_copy(update=update)
 
 
-def _with_model(config: TrainConfig, name: str) -> TrainConfig:
-    return config.model_copy(update={"model": config.model.model_copy(update={"name": name})})
-
-
 def _outcome(run: RunFolder, steps: int) -> TrainOutcome:
-    from mcpagent.storage.checkpoints import choose_checkpoint
-    from mcpagent.storage.run_folder import step_of
-
     last = run.all_checkpoints()[-1]
     best = choose_checkpoint(run.path).path
     return outcome_of(run, step_of(last) or steps, best_step=step_of(best), stop_reason="completed")

@@ -15,6 +15,7 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.engines.skyrl.config import ENV_ID
 from mcpagent.evaluate.summary import UNTRAINED, summarise
 from mcpagent.run.episodes import evaluated_file
 from mcpagent.storage.atomic import write_text
@@ -45,31 +46,26 @@ _METRICS = {
 }
 
 
-def write_records(path: Path, tasks: Iterable[Task], *, env_class: str) -> int:
-    """Write the dataset as SkyRL reads it, a record a line, and return how many. The ground truth is JSON
-    text: SkyRL's reader gives every record of a file the same columns with the same types, and ours have
-    neither."""
-    written = 0
+def write_records(path: Path, tasks: Iterable[Task]) -> None:
+    """Write the dataset as SkyRL reads it, a record a line."""
+    write_jsonl(path, map(_record, tasks))
 
-    def records() -> Iterable[JsonObject]:
-        nonlocal written
-        for task in tasks:
-            written += 1
-            record = task.model_dump(mode="json", exclude_none=True)
-            spec = record["reward_spec"]
-            yield {
-                "data_source": record["data_source"],
-                "env_class": env_class,
-                "prompt": [{"role": m["role"], "content": m["content"]} for m in record["prompt"]],
-                "reward_spec": {
-                    "method": spec["method"],
-                    "ground_truth": json.dumps(spec["ground_truth"], ensure_ascii=False),
-                },
-                "extra_info": json.dumps(record.get("extra_info", {}), ensure_ascii=False),
-            }
 
-    write_jsonl(path, records())
-    return written
+def _record(task: Task) -> JsonObject:
+    """The ground truth is JSON text: SkyRL's reader gives every record of a file the same columns with the
+    same types, and ours have neither."""
+    record = task.model_dump(mode="json", exclude_none=True)
+    spec = record["reward_spec"]
+    return {
+        "data_source": record["data_source"],
+        "env_class": ENV_ID,
+        "prompt": [{"role": m["role"], "content": m["content"]} for m in record["prompt"]],
+        "reward_spec": {
+            "method": spec["method"],
+            "ground_truth": json.dumps(spec["ground_truth"], ensure_ascii=False),
+        },
+        "extra_info": json.dumps(record.get("extra_info", {}), ensure_ascii=False),
+    }
 
 
 class RunRecorder:
