@@ -83,7 +83,8 @@ def choose_backend(
     if config.vllm.servers:
         return BackendChoice("vllm", "vllm.servers names servers")
     if backend == "vllm":
-        require_vllm(has_servers=not is_here)
+        if is_here:
+            require_vllm()
         return BackendChoice("vllm", "rollout.backend is vllm")
     if is_here and not _is_importable():
         return BackendChoice("hf", "vllm is not installed")
@@ -96,9 +97,9 @@ def choose_backend(
     )
 
 
-def require_vllm(*, has_servers: bool = False) -> None:
-    """Raise UserError if vllm is to sample and cannot."""
-    if not has_servers and not _is_importable():
+def require_vllm() -> None:
+    """Raise UserError if vllm is not installed."""
+    if not _is_importable():
         raise UserError("vllm is not installed in this environment", where="rollout.backend", remedy=INSTALL)
 
 

@@ -126,8 +126,8 @@ def _open_model(
 
     model = config.model.model_copy(update={"name": name if checkpoint is None else str(checkpoint)})
     named = config.model_copy(update={"model": model})
-    if config.rollout.backend == "vllm":
-        require_vllm(has_servers=bool(config.vllm.servers))
+    if config.rollout.backend == "vllm" and not config.vllm.servers:
+        require_vllm()
     loaded = load(named)
     if loaded.why_format is not None:
         on_note(loaded.why_format)

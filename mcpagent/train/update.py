@@ -26,8 +26,6 @@ from mcpagent.train.objective.loss import (
 )
 from mcpagent.train.objective.value import explained_variance, turn_starts, value_loss
 
-VALUE_CLIP = 0.2  # how far a value may move from the one before the update
-
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSettings:
@@ -41,7 +39,6 @@ class UpdateSettings:
     entropy_coef: float = 0.0
     use_reference: bool = True  # asked only if the KL has a weight
     value_coef: float = 0.5
-    value_clip: float | None = VALUE_CLIP
     tis_cap: float | None = None  # of the importance weights against the sampler (`loss.sampler_weights`)
     epochs: int = 1
     minibatches: int = 1
@@ -379,7 +376,6 @@ class _Update:
             values,
             old_values_K=torch.cat([old for old in rescored if old is not None]),
             returns_K=torch.tensor(returns, device=values.device, dtype=values.dtype),
-            clip=self.settings.value_clip,
         )
 
 

@@ -14,6 +14,7 @@ from mcpagent.models.adapters import causal_lm
 from mcpagent.train.batch.samples import TrainSample
 
 VALUE_HEAD = "value_head"  # prefix of its parameters' names
+VALUE_CLIP = 0.2  # how far a value may move from the one before the update
 _UNITS = 128
 _LEAST_VARIANCE = (
     1e-4  # of a component, as a share of the mean variance: an almost constant one is not blown up
@@ -108,15 +109,12 @@ def turn_starts(samples: Sequence[TrainSample]) -> list[int]:
 
 
 def value_loss(
-    values_K: torch.Tensor, *, old_values_K: torch.Tensor, returns_K: torch.Tensor, clip: float | None
+    values_K: torch.Tensor, *, old_values_K: torch.Tensor, returns_K: torch.Tensor
 ) -> torch.Tensor:
-    """Half the squared error [K]; with `clip`, the larger one of the value and of the value held within
-    `clip` of the old one (Schulman's PPO code; Engstrom et al., arXiv 2005.12729)."""
-    error = (values_K - returns_K).square()
-    if clip is not None:
-        held = old_values_K + (values_K - old_values_K).clamp(-clip, clip)
-        error = torch.maximum(error, (held - returns_K).square())
-    return 0.5 * error
+    """Half the squared error [K]: the larger one of the value and of the value held within `VALUE_CLIP` of
+    the old one (Schulman's PPO code; Engstrom et al., arXiv 2005.12729)."""
+    held = old_values_K + (values_K - old_values_K).clamp(-VALUE_CLIP, VALUE_CLIP)
+    return 0.5 * torch.maximum((values_K - returns_K).square(), (held - returns_K).square())
 
 
 def explained_variance(values: Sequence[float], targets: Sequence[float]) -> float | None:

@@ -57,16 +57,11 @@ def test_a_value_earns_nothing_for_moving_further_than_the_clip(
     value: float, expected: float, gradient: float
 ) -> None:
     values = torch.tensor([value], requires_grad=True)
-    loss = value_loss(values, old_values_K=torch.zeros(1), returns_K=torch.ones(1), clip=0.2)
+    loss = value_loss(values, old_values_K=torch.zeros(1), returns_K=torch.ones(1))
     loss.sum().backward()
     assert values.grad is not None
     assert float(loss.detach()) == pytest.approx(expected)
     assert float(values.grad) == pytest.approx(gradient)
-
-
-def test_without_a_clip_it_is_half_the_squared_error() -> None:
-    loss = value_loss(torch.tensor([0.5]), old_values_K=torch.zeros(1), returns_K=torch.ones(1), clip=None)
-    assert loss.tolist() == pytest.approx([0.125])
 
 
 def test_explained_variance_worked_by_hand() -> None:
@@ -168,7 +163,7 @@ def test_values_learn_which_samples_pay() -> None:
     learner, _ = with_head(model)
     samples, rewards = on_policy(model, some_samples(4, prefix=3)), [1.0, 0.0, 1.0, 0.0]
     # Made before each update: the same samples again and again would leave the policy behind.
-    settings = UpdateSettings(use_reference=False, value_coef=5.0, value_clip=None)
+    settings = UpdateSettings(use_reference=False, value_coef=5.0)
     explained: list[float] = []
     for step in range(1, 31):
         stats = update_policy(
@@ -327,7 +322,7 @@ def test_every_weight_of_a_new_head_has_a_gradient_and_every_value_is_0() -> Non
     with head.measuring(adding()):
         values = head(states)
     assert values.abs().max() == 0.0
-    loss = value_loss(head(states), old_values_K=torch.zeros(24), returns_K=torch.rand(24), clip=None).mean()
+    loss = value_loss(head(states), old_values_K=torch.zeros(24), returns_K=torch.rand(24)).mean()
     loss.backward()
     assert head.inner.weight.grad is not None and head.outer.weight.grad is not None
     assert head.inner.weight.grad.abs().median() > 1e-4
@@ -340,7 +335,7 @@ def test_the_value_loss_is_the_mean_over_the_turns_of_the_whole_batch() -> None:
     samples, rewards = on_policy(model, some_samples(4)), [1.0, 0.0, 0.5, -0.2]
     gradients: list[float] = []
     head.outer.bias.register_post_accumulate_grad_hook(lambda p: gradients.append(float(p.grad)))
-    settings = UpdateSettings(use_reference=False, value_coef=0.3, value_clip=None, micro_batch_tokens=60)
+    settings = UpdateSettings(use_reference=False, value_coef=0.3, micro_batch_tokens=60)
     stats = update_policy(
         learner, given(samples, rewards, settings=GAE), settings=settings, first_optimizer_step=1, seed=0
     )
