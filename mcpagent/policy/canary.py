@@ -28,7 +28,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+
+import numpy as np
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
@@ -114,13 +115,9 @@ class _Reading:
     trainer: tuple[tuple[float, ...], ...]
 
     @property
-    def mismatch(self) -> list[float]:
+    def mismatch(self) -> np.ndarray:
         """Sampler minus trainer, token by token."""
-        return [
-            a - b
-            for ours, theirs in zip(self.sampler, self.trainer, strict=True)
-            for a, b in zip(ours, theirs, strict=True)
-        ]
+        return np.concatenate(self.sampler) - np.concatenate(self.trainer)
 
 
 @dataclass(frozen=True)
@@ -279,11 +276,11 @@ class Canary:
         return signal > 0 and (low < 0.5 * signal or high > 2.0)
 
     def _apart(self, reading: _Reading, limit: float, *, version: int) -> RunError:
-        sampler, trainer = _flat(reading.sampler), _flat(reading.trainer)
+        sampler, trainer = np.concatenate(reading.sampler), np.concatenate(reading.trainer)
         return RunError(
             f"the sampler does not serve the weights that were trained: over {len(sampler)} tokens of "
-            f"policy version {version} its mean logprob is {fmean(sampler):.4f}, the trainer's "
-            f"{fmean(trainer):.4f} nats, {_mean_size(reading.mismatch):.2g} apart a token; {self._dtype} "
+            f"policy version {version} its mean logprob is {sampler.mean():.4f}, the trainer's "
+            f"{trainer.mean():.4f} nats, {_mean_size(reading.mismatch):.2g} apart a token; {self._dtype} "
             f"explains {limit:.2g}",
             where="rollout",
             remedy=_REMEDY,
@@ -311,11 +308,11 @@ def _change(before: _Reading, now: _Reading) -> _Change | None:
     same = _common(now.tokens, before.tokens)
     sampler = _differences(now.sampler, before.sampler, same)
     trainer = _differences(now.trainer, before.trainer, same)
-    size = math.fsum(d * d for d in trainer)
+    size = float(trainer @ trainer)
     if not size > 0:
         return None
-    direction = math.fsum(e * d for e, d in zip(sampler, trainer, strict=True)) / size
-    rest = math.fsum((e - direction * d) ** 2 for e, d in zip(sampler, trainer, strict=True))
+    direction = float(sampler @ trainer) / size
+    rest = float(np.square(sampler - direction * trainer).sum())
     error = math.sqrt(rest / max(len(trainer) - 1, 1) / size)
     return _Change(len(trainer), _rms(sampler), _rms(trainer), direction, error)
 
@@ -331,28 +328,25 @@ def _common(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]]) -> list[int]
 
 def _differences(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], lengths: Sequence[int]
-) -> list[float]:
-    return [
-        x - y
-        for one, other, n in zip(a, b, lengths, strict=True)
-        for x, y in zip(one[:n], other[:n], strict=True)
-    ]
+) -> np.ndarray:
+    rows = zip(a, b, lengths, strict=True)
+    return np.concatenate([np.subtract(one[:n], other[:n]) for one, other, n in rows])
 
 
 def _proof(reading: _Reading, change: _Change | None, *, version: int, arrived: int, cpu_s: float) -> Proof:
-    sampler, trainer, mismatch = _flat(reading.sampler), _flat(reading.trainer), reading.mismatch
-    sizes = sorted(map(abs, mismatch))
+    gaps = reading.mismatch
+    sizes = np.abs(gaps)
     told = change if change is not None and change.tokens >= CANARY_ROWS else None
     return Proof(
         version=version,
-        tokens=len(sampler),
-        sampler=fmean(sampler),
-        trainer=fmean(trainer),
-        difference=fmean(sizes),
-        largest=sizes[-1],
-        p99=sizes[math.ceil(0.99 * len(sizes)) - 1],
+        tokens=len(gaps),
+        sampler=float(np.concatenate(reading.sampler).mean()),
+        trainer=float(np.concatenate(reading.trainer).mean()),
+        difference=float(sizes.mean()),
+        largest=float(sizes.max()),
+        p99=float(np.quantile(sizes, 0.99, method="inverted_cdf")),
         # Sampled by the sampler, so r - 1 - log r with r = trainer / sampler (Schulman 2020).
-        k3=fmean(math.exp(-gap) - 1.0 + gap for gap in mismatch),
+        k3=float((np.exp(-gaps) - 1.0 + gaps).mean()),
         compared=change.tokens if change is not None else 0,
         direction=told.direction if told is not None else None,
         direction_error=told.error if told is not None else None,
@@ -362,13 +356,9 @@ def _proof(reading: _Reading, change: _Change | None, *, version: int, arrived: 
     )
 
 
-def _flat(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [value for row in rows for value in row]
+def _mean_size(values: np.ndarray) -> float:
+    return float(np.abs(values).mean())
 
 
-def _mean_size(values: Sequence[float]) -> float:
-    return fmean(map(abs, values))
-
-
-def _rms(values: Sequence[float]) -> float:
-    return math.sqrt(math.fsum(v * v for v in values) / len(values)) if values else 0.0
+def _rms(values: np.ndarray) -> float:
+    return math.sqrt(np.square(values).mean()) if len(values) else 0.0
