@@ -48,40 +48,19 @@ from mcpagent.train.objective.value import VALUE_HEAD, ValueHead, named_paramete
 from mcpagent.train.start import Start, lineage_of
 
 
-def save_trainer_state(
-    folder: Path | None,
-    *,
-    named: Sequence[tuple[str, nn.Parameter]],
-    optimizers: Sequence[Any],
-    state: JsonObject,
-    wrapping: Wrapping,
-) -> None:
-    """Write optimiser moments, random state and counters into `folder`/trainer_state; None in the processes
-    that take part without writing."""
+def _optimizer_state(
+    named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[Any], wrapping: Wrapping
+) -> tuple[dict[str, torch.Tensor], JsonObject]:
+    """Return what the optimisers keep, by number, parameter and key: tensors, which a wrapping knows where
+    they belong, and scalars."""
     tensors: dict[str, torch.Tensor] = {}
-    scalars: dict[str, Any] = {}
+    scalars: JsonObject = {}
     for number, optimizer in enumerate(optimizers):
         for name, parameter in named:
             for key, value in wrapping.moments(optimizer, parameter).items():
-                place = f"{number}|{name}|{key}"
-                if isinstance(value, torch.Tensor):
-                    tensors[place] = value  # itself: a wrapping knows where it belongs
-                else:
-                    scalars[place] = value
-    whole = wrapping.gathered(tensors)
-    if folder is None:
-        return
-    target = folder / STATE_FOLDER
-    target.mkdir()
-    save_file(
-        {n: value.detach().cpu().clone().contiguous() for n, value in whole.items()},
-        target / "optimizer.safetensors",
-    )
-    streams, places = _random_state()
-    save_file(streams, target / "rng.safetensors")
-    document = {"state": state, "optimizer_scalars": scalars, "rng": places}
-    text = json.dumps(document, indent=1, sort_keys=True)
-    (folder / STATE_FILE).write_text(text + "\n", encoding="utf-8")
+                kept = tensors if isinstance(value, torch.Tensor) else scalars
+                kept[f"{number}|{name}|{key}"] = value
+    return tensors, scalars
 
 
 def load_trainer_state(
@@ -91,8 +70,8 @@ def load_trainer_state(
     optimizers: Sequence[Any],
     wrapping: Wrapping,
 ) -> JsonObject:
-    """Put back what `save_trainer_state` wrote; returns `state`. Raises RunError if it does not fit,
-    UserError if the folder is damaged."""
+    """Put back optimiser moments and random state of the checkpoint `folder`; returns the counters that were
+    saved with them. Raises RunError if it does not fit, UserError if the folder is damaged."""
     source = verified(folder) / STATE_FOLDER
     parameters = dict(named)
     document = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -378,17 +357,20 @@ class Learner:
                 if self._start is not None:
                     is_adapter = hasattr(self.model, "peft_config")
                     write_lineage(draft, lineage_of(self._start, folder, is_adapter=is_adapter))
+                (draft / STATE_FOLDER).mkdir()
             del weights
-            self.processes.meet()  # what is written takes its time
-            named, optimizers = self._masters.named, self._optimizers
-            save_trainer_state(draft, named=named, optimizers=optimizers, state=state, wrapping=wrapping)
-            trainer_state = None if draft is None else draft / STATE_FOLDER
-            self.processes.meet()
-            for name, tensors in self._further_tensors().items():
-                path = None if trainer_state is None else trainer_state / f"{name}.safetensors"
+            moments, scalars = _optimizer_state(self._masters.named, self._optimizers, wrapping)
+            for name, tensors in {"optimizer": moments, **self._further_tensors()}.items():
+                self.processes.meet()  # what is written takes its time
+                path = None if draft is None else draft / STATE_FOLDER / f"{name}.safetensors"
                 save_tensors(path, tensors, wrapping=wrapping)
-            if trainer_state is not None:
-                self._precision.save(trainer_state)
+            if draft is not None:
+                self._precision.save(draft / STATE_FOLDER)
+                streams, places = _random_state()
+                save_file(streams, draft / STATE_FOLDER / "rng.safetensors")
+                document = {"state": state, "optimizer_scalars": scalars, "rng": places}
+                text = json.dumps(document, indent=1, sort_keys=True)
+                (draft / STATE_FILE).write_text(text + "\n", encoding="utf-8")
         self.processes.meet()
 
     def _further_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:

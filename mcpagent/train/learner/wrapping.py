@@ -69,9 +69,11 @@ class Wrapping:
     ) -> float | None:
         """Move the weights by the gradients of all processes, clipped to the norm `limit`. The norm before
         that, None if a gradient overflowed and nothing moved."""
-        self._processes.add_gradients(parameters)
+        if not self.is_sharded:  # those of shards are the sums already
+            self._processes.add_gradients(parameters)
         precision.unscale(optimizers)
-        norm = nn.utils.clip_grad_norm_(parameters, limit)
+        norm: Any = nn.utils.clip_grad_norm_(parameters, limit)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return float(norm) if precision.step(optimizers) else None
 
     def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
@@ -207,19 +209,6 @@ class Fsdp(Wrapping):
     def agreed(self, batches: Iterator[Batch], empty: Callable[[], Batch]) -> Iterator[Batch]:
         """Yield the batches of this process, then empty ones up to the largest number of any."""
         yield from padded_with_empty(batches, empty)
-
-    def step(
-        self,
-        parameters: Sequence[nn.Parameter],
-        optimizers: Sequence[torch.optim.Optimizer],
-        *,
-        limit: float,
-        precision: Precision,
-    ) -> float | None:
-        """Clip, move: the gradients are those of all processes already."""
-        norm: Any = nn.utils.clip_grad_norm_(parameters, limit)
-        precision.step(optimizers)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     @torch.no_grad()
     def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
