@@ -22,10 +22,8 @@ from mcpagent.train.objective.advantages import (
     CreditSettings,
     GradedAttempt,
     GradedBatch,
-    GradedGroup,
     assign_credit,
-    has_signal,
-    spread_of_batch,
+    graded_batch,
 )
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.update import UpdateSettings, update_policy
@@ -196,17 +194,12 @@ def episode(sample: TrainSample, reward: float | None) -> dict[str, Any]:
 
 def graded(samples: list[TrainSample], case: Case, end: int) -> GradedBatch:
     kept = [s if not case.masked or s.token_ids_T[-1] == end else None for s in samples]
-    groups: list[GradedGroup] = []
+    attempts_of: dict[str, list[GradedAttempt]] = {}
     for start in range(0, len(samples), GROUP_SIZE):
         own = slice(start, start + GROUP_SIZE)
-        attempts = tuple(
-            GradedAttempt(reward=r, sample=s) for r, s in zip(case.rewards[own], kept[own], strict=True)
-        )
-        groups.append(
-            GradedGroup(group_id=str(start), attempts=attempts, has_signal=has_signal(attempts, case.credit))
-        )
-    batch_std = spread_of_batch([g.attempts for g in groups], case.credit)
-    return GradedBatch(groups=tuple(groups), settings=case.credit, batch_std=batch_std)
+        rewarded = zip(case.rewards[own], kept[own], strict=True)
+        attempts_of[str(start)] = [GradedAttempt(reward=r, sample=s) for r, s in rewarded]
+    return graded_batch(attempts_of, case.credit)
 
 
 @dataclass(frozen=True)

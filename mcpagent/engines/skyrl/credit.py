@@ -17,12 +17,9 @@ from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.objective.advantages import (
     CreditSettings,
     GradedAttempt,
-    GradedBatch,
-    GradedGroup,
     GradeSettings,
     assign_credit,
-    has_signal,
-    spread_of_batch,
+    graded_batch,
 )
 from mcpagent.train.objective.loss import token_weights
 from mcpagent.train.update import UpdateSettings
@@ -46,25 +43,14 @@ def native_credit(
     kept_B = scored_B if kept_B is None else kept_B
     samples = [TrainSample(token_ids_T=(), loss_mask_T=tuple(row)) for row in sampled_BL.bool().tolist()]
     totals = rewards_BL.sum(-1).tolist()
-    names = list(dict.fromkeys(groups_B))
-    rows = {name: [i for i, other in enumerate(groups_B) if other == name] for name in names}
-    groups: list[GradedGroup] = []
-    for name in names:
-        attempts = tuple(
-            GradedAttempt(
-                reward=totals[i] if scored_B[i] else None,
-                sample=samples[i] if kept_B[i] and any(samples[i].loss_mask_T) else None,
-            )
-            for i in rows[name]
+    attempts_of: dict[str, list[GradedAttempt]] = {}
+    for i, name in enumerate(groups_B):
+        is_trained = kept_B[i] and any(samples[i].loss_mask_T)
+        attempt = GradedAttempt(
+            reward=totals[i] if scored_B[i] else None, sample=samples[i] if is_trained else None
         )
-        groups.append(
-            GradedGroup(group_id=str(name), attempts=attempts, has_signal=has_signal(attempts, settings))
-        )
-    graded = GradedBatch(
-        groups=tuple(groups),
-        settings=settings,
-        batch_std=spread_of_batch([group.attempts for group in groups], settings),
-    )
+        attempts_of.setdefault(str(name), []).append(attempt)
+    graded = graded_batch(attempts_of, settings)
     row_of = {id(sample): i for i, sample in enumerate(samples)}
     places = [row_of[id(sample)] for sample in graded.samples]
     turns = [_turns(samples[i].loss_mask_T) for i in places]

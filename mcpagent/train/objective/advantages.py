@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -83,10 +84,7 @@ def gae(
 
 def rewards_to_go(rewards_K: Sequence[float]) -> list[float]:
     """Return what each turn and those after it were worth, undiscounted."""
-    sums: list[float] = []
-    for reward in reversed(rewards_K):
-        sums.append(reward + (sums[-1] if sums else 0.0))
-    return sums[::-1]
+    return list(accumulate(reversed(rewards_K)))[::-1]
 
 
 def spread(rewards: Sequence[float]) -> float:
@@ -177,7 +175,19 @@ class Credit:
     returns: list[list[float]]
 
 
-def has_signal(attempts: Sequence[GradedAttempt], settings: CreditSettings) -> bool:
+def graded_batch(attempts_of: Mapping[str, Sequence[GradedAttempt]], settings: CreditSettings) -> GradedBatch:
+    """Return the groups of a step, by their ids in their order, with what sets their attempts apart."""
+    groups = tuple(
+        GradedGroup(group_id=name, attempts=tuple(attempts), has_signal=_has_signal(attempts, settings))
+        for name, attempts in attempts_of.items()
+    )
+    batch_std = None
+    if settings.scale == "batch":
+        batch_std = spread([a.reward for group in groups for a in group.attempts if a.reward is not None])
+    return GradedBatch(groups=groups, settings=settings, batch_std=batch_std)
+
+
+def _has_signal(attempts: Sequence[GradedAttempt], settings: CreditSettings) -> bool:
     """Return whether a group sets its attempts apart. Under `gae` and `reinforce++` the baseline lies outside
     of the group, so that any scored attempt does."""
     relative = _estimator(settings).relative
@@ -185,13 +195,6 @@ def has_signal(attempts: Sequence[GradedAttempt], settings: CreditSettings) -> b
         return any(a.reward is not None for a in attempts)
     by_turn = relative(attempts, [a.reward for a in attempts], settings, None)
     return any(any(turns) for turns in by_turn if turns is not None)
-
-
-def spread_of_batch(groups: Sequence[Sequence[GradedAttempt]], settings: CreditSettings) -> float | None:
-    """`GradedBatch.batch_std` of these groups."""
-    if settings.scale != "batch":
-        return None
-    return spread([a.reward for attempts in groups for a in attempts if a.reward is not None])
 
 
 def assign_credit(
@@ -396,15 +399,11 @@ def grade_groups(groups: Sequence[TrajectoryGroup], *, settings: GradeSettings, 
     credit = settings.credit
     if settings.control == "rejection":
         credit = replace(credit, advantage="given")
-    graded: list[GradedGroup] = []
+    graded: dict[str, list[GradedAttempt]] = {}
     for group in groups:
         rng = random.Random(f"{seed}/{group.group_id}")
-        attempts = tuple(_graded(t, settings, rng) for t in group.trajectories)
-        graded.append(
-            GradedGroup(group_id=group.group_id, attempts=attempts, has_signal=has_signal(attempts, credit))
-        )
-    batch_std = spread_of_batch([group.attempts for group in graded], credit)
-    return GradedBatch(groups=tuple(graded), settings=credit, batch_std=batch_std)
+        graded[group.group_id] = [_graded(t, settings, rng) for t in group.trajectories]
+    return graded_batch(graded, credit)
 
 
 def _graded(trajectory: Trajectory, settings: GradeSettings, rng: random.Random) -> GradedAttempt:

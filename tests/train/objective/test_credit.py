@@ -15,7 +15,7 @@ from mcpagent.train.objective.advantages import (
     GradedBatch,
     GradedGroup,
     assign_credit,
-    has_signal,
+    graded_batch,
 )
 
 
@@ -26,19 +26,11 @@ def sample(*turns: int) -> TrainSample:
 
 
 def graded(*groups: list[tuple[float | None, TrainSample]], **settings: object) -> GradedBatch:
-    credit = CreditSettings(**settings)  # type: ignore[arg-type]
-    made: list[GradedGroup] = []
-    for number, group in enumerate(groups):
-        attempts = tuple(GradedAttempt(reward=r, sample=s) for r, s in group)
-        made.append(
-            GradedGroup(group_id=str(number), attempts=attempts, has_signal=has_signal(attempts, credit))
-        )
-    return GradedBatch(groups=tuple(made), settings=credit)
-
-
-def test_every_turn_of_an_attempt_has_the_advantage_of_its_outcome() -> None:
-    own = graded([(1.0, sample(2, 3)), (0.0, sample(1))], scale="none")
-    assert assign_credit(own).advantages == [[0.5, 0.5], [-0.5]]
+    attempts_of = {
+        str(number): [GradedAttempt(reward=r, sample=s) for r, s in group]
+        for number, group in enumerate(groups)
+    }
+    return graded_batch(attempts_of, CreditSettings(**settings))  # type: ignore[arg-type]
 
 
 def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_batch() -> None:
