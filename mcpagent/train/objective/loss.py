@@ -58,23 +58,19 @@ def policy_loss(
     2507.18071, eq. 14), which leaves each token its own advantage. `cispo` is `-min(r, 1 + high) A logp` with
     a gradient through logp alone (MiniMax-M1, arXiv 2506.13585, eq. 4).
     """
-    loss, ratio, bounded = _loss(objective.loss).surrogate(
+    kind: Loss = LOSSES.load(objective.loss)
+    loss, ratio, bounded = kind.surrogate(
         logprobs_N, logprobs_N - old_logprobs_N, advantages_N, lengths_B, objective
     )
     if weights_N is not None:
         loss = loss * weights_N
     if reference_logprobs_N is None:
         return LossParts(loss, ratio.detach(), bounded, torch.zeros_like(logprobs_N))
-    shown = kl_terms(logprobs_N, reference_logprobs_N, estimator="k3")
     if objective.kl_estimator is not None:
-        is_shown = objective.kl_estimator == "k3"
-        kl = (
-            shown
-            if is_shown
-            else kl_terms(logprobs_N, reference_logprobs_N, estimator=objective.kl_estimator)
-        )
+        kl = kl_terms(logprobs_N, reference_logprobs_N, estimator=objective.kl_estimator)
         loss = loss + kl_coef * kl
-    return LossParts(loss, ratio.detach(), bounded, shown.detach())
+    shown = kl_terms(logprobs_N.detach(), reference_logprobs_N, estimator="k3")
+    return LossParts(loss, ratio.detach(), bounded, shown)
 
 
 def _clipped(
@@ -136,10 +132,6 @@ GSPO = Loss(_sequence_clipped, "samples")
 CISPO = Loss(_bounded_weights, "tokens")
 
 
-def _loss(name: str) -> Loss:
-    return LOSSES.load(name)
-
-
 def kl_terms(logprobs_N: torch.Tensor, reference_logprobs_N: torch.Tensor, *, estimator: str) -> torch.Tensor:
     """Estimates [N] of KL(policy || reference) in nats on tokens that the policy sampled (Schulman 2020), by
     a name of `core.registry.KL_ESTIMATORS`."""
@@ -185,10 +177,10 @@ def token_weights(
     if `lengths` are only a part of it. Samples without tokens do not count.
     """
     samples, tokens = totals or batch_totals(lengths)
-    kind = _loss(loss).aggregation
-    if kind == "tokens":
+    kind: Loss = LOSSES.load(loss)
+    if kind.aggregation == "tokens":
         return [1.0 / tokens if n else 0.0 for n in lengths]
-    if kind == "fixed":
+    if kind.aggregation == "fixed":
         return [1.0 / (samples * max_tokens) if n else 0.0 for n in lengths]
     return [1.0 / (samples * n) if n else 0.0 for n in lengths]
 
