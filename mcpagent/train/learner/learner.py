@@ -154,7 +154,6 @@ def _all_but_first(token_ids: Sequence[int]) -> TrainSample:
     return TrainSample(token_ids_T=tuple(token_ids), loss_mask_T=(False, *[True] * (len(token_ids) - 1)))
 
 
-_MASTERS = "master_weights"  # the file of the float32 copies
 _NOTHING = TrainSample(token_ids_T=(1, 2), loss_mask_T=(False, False))  # no token that carries loss
 
 
@@ -383,7 +382,7 @@ class Learner:
         if self._reference is not None and (is_adapter or self._reference.follows):
             further["reference"] = self._reference.shadows
         if self._masters.copies:
-            further[_MASTERS] = self._masters.copies
+            further["master_weights"] = self._masters.copies
         return further
 
     @torch.no_grad()
@@ -449,11 +448,7 @@ class Learner:
         source = folder / STATE_FOLDER
         self._precision.load(source)
         for name, tensors in self._further_tensors().items():
-            path = source / f"{name}.safetensors"
-            if name == _MASTERS and not path.is_file():
-                self._masters.take_weights()
-            else:
-                load_tensors(path, tensors, wrapping=self.wrapping)
+            load_tensors(source / f"{name}.safetensors", tensors, wrapping=self.wrapping)
         state = load_trainer_state(
             folder, named=self._masters.named, optimizers=self._optimizers, wrapping=self.wrapping
         )

@@ -174,12 +174,6 @@ class MasterWeights:
         for name, parameter in self._held.items():
             self._local(parameter).copy_(self._local(self.copies[name]))
 
-    @torch.no_grad()
-    def take_weights(self) -> None:
-        """Copy the model's weights as they are: those of a checkpoint that has no copies."""
-        for name, parameter in self._held.items():
-            self._local(self.copies[name]).copy_(self._local(parameter))
-
 
 def linear_schedule(
     *, total: int, warmup: int = 0, decay_share: float = 0.0, floor: float = 0.05
@@ -225,7 +219,7 @@ class Precision:
     def __init__(self, name: str = "no", *, device: torch.device | None = None) -> None:
         self._device = (device or torch.device("cpu")).type
         self.dtype = _DTYPES.get(name)
-        self._scaler = torch.amp.GradScaler(self._device) if name == "fp16" else None
+        self._scaler = torch.amp.GradScaler(self._device, enabled=name == "fp16")
 
     def autocast(self) -> AbstractContextManager[object]:
         """Around a forward pass."""
@@ -233,20 +227,15 @@ class Precision:
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Return what to call `backward` on."""
-        return loss if self._scaler is None else self._scaler.scale(loss)
+        return self._scaler.scale(loss)
 
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The gradients are those of the loss again, to be clipped."""
-        if self._scaler is not None:
-            for optimizer in optimizers:
-                self._scaler.unscale_(optimizer)
+        for optimizer in optimizers:
+            self._scaler.unscale_(optimizer)
 
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """One step of each after `unscale`; False if a gradient overflowed, and then no weight moved."""
-        if self._scaler is None:
-            for optimizer in optimizers:
-                optimizer.step()
-            return True
         before = self._scaler.get_scale()
         for optimizer in optimizers:
             self._scaler.step(optimizer)
@@ -255,10 +244,10 @@ class Precision:
 
     def save(self, folder: Path) -> None:
         """Into a folder of trainer state."""
-        if self._scaler is not None:
+        if self._scaler.is_enabled():
             (folder / _FILE).write_text(json.dumps(self._scaler.state_dict()) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
         """Put back what `save` wrote."""
-        if self._scaler is not None:
+        if self._scaler.is_enabled():
             self._scaler.load_state_dict(json.loads((folder / _FILE).read_text(encoding="utf-8")))
