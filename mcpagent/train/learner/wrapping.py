@@ -76,10 +76,23 @@ class Wrapping:
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return float(norm) if precision.step(optimizers) else None
 
+    @torch.no_grad()
     def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
         """Return the whole of each tensor; shards are brought to the CPU of the first process alone, or
-        `everywhere`. Tensors that are one object stay one. Every process calls this."""
-        return dict(tensors)
+        `everywhere`, one after the other. Tensors that are one object stay one. Every process calls this."""
+        if not self.is_sharded:
+            return dict(tensors)
+        keeps = everywhere or self._processes.is_first
+        whole: dict[int, torch.Tensor] = {}
+        for tensor in tensors.values():
+            if id(tensor) not in whole:
+                full = self._whole(tensor)
+                whole[id(tensor)] = full.detach().cpu() if keeps else full.new_empty(0)
+        return {name: whole[id(tensor)] for name, tensor in tensors.items()} if keeps else {}
+
+    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return all of a tensor of which this process holds a shard: every process calls this."""
+        return tensor
 
     def put(self, tensor: torch.Tensor, source: Source) -> None:
         """Write what `source` gives into `tensor`; of shards, what it gives in the first process. Every
@@ -210,11 +223,6 @@ class Fsdp(Wrapping):
         """Yield the batches of this process, then empty ones up to the largest number of any."""
         yield from padded_with_empty(batches, empty)
 
-    @torch.no_grad()
-    def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
-        """One tensor after the other; what need not stay is let go at once."""
-        return gathered_by(self._whole, tensors, keeps=everywhere or self._processes.is_first)
-
     def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
         here = tensor.to(self._device)
         return here.full_tensor() if isinstance(here, DTensor) else here
@@ -243,21 +251,6 @@ class Fsdp(Wrapping):
             unit.reshard()
         if self._device.type == "cpu":
             trim_heap()
-
-
-def gathered_by(
-    whole_of: Callable[[torch.Tensor], torch.Tensor], tensors: Mapping[str, torch.Tensor], *, keeps: bool
-) -> dict[str, Any]:
-    """Return what `whole_of`, which every process calls for each tensor once, gives by name; nothing if it is
-    not kept."""
-    whole: dict[int, torch.Tensor] = {}
-    result: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        if id(tensor) not in whole:
-            full = whole_of(tensor)
-            whole[id(tensor)] = full.detach().cpu() if keeps else full.new_empty(0)
-        result[name] = whole[id(tensor)]
-    return result if keeps else {}
 
 
 def padded_with_empty(batches: Iterator[Batch], empty: Callable[[], Batch]) -> list[Batch]:

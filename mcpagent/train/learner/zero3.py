@@ -25,7 +25,7 @@ from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.forecast import ZERO3_BUCKET
 from mcpagent.train.learner.optim import Precision
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.learner.wrapping import Source, Wrapping, gathered_by, padded_with_empty
+from mcpagent.train.learner.wrapping import Source, Wrapping, padded_with_empty
 
 _OWNER = "zero3_owner"  # of a stretch of a moment or of a float32 weight: the parameter that it belongs to
 # What the run decides and no file may contradict: DeepSpeed's key, the setting of the run.
@@ -153,11 +153,6 @@ class Zero3(Wrapping):
         """Clip, move; None if a gradient is no number, and then nothing moved."""
         self._engine.step()
         return float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else None
-
-    @torch.no_grad()
-    def gathered(self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = False) -> dict[str, Any]:
-        """One tensor after the other; what need not stay is let go at once."""
-        return gathered_by(self._whole, tensors, keeps=everywhere or self._processes.is_first)
 
     def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
         owner = _owner(tensor)
