@@ -104,22 +104,20 @@ class GoldPolicy:
         self._plans: dict[str, _GoldPlan] = {}  # of open episodes: the tasks may lie in a file
         self._stop_early = stop_early
         self._wrong_tool = wrong_tool
-        self._flaws: dict[str, _Flaw] = {}
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
         """Raise RunError for an episode of an unknown task."""
         return [Completion(text=self._text(request)) for request in requests]
 
     async def release(self, episode_id: str) -> None:
-        """Forget the plan of the episode, and the flaw that it was given."""
+        """Forget the plan of the episode, with the flaw that it was given."""
         self._plans.pop(episode_id, None)
-        self._flaws.pop(episode_id, None)
 
     def _text(self, request: CompletionRequest) -> str:
         plan = self._plans.get(request.episode_id) or self._begun(request.episode_id)
-        if request.episode_id not in self._flaws and plan.may_begin(request):
-            self._flaws[request.episode_id] = self._draw(plan, request)
-        return plan.next_text(request, flaw=self._flaws.get(request.episode_id, _Flaw()))
+        if plan.flaw is None and plan.may_begin(request):
+            plan.flaw = self._draw(plan, request)
+        return plan.next_text(request)
 
     def _begun(self, episode_id: str) -> _GoldPlan:
         place = self._places.get(episode_id.rpartition("#")[0])
@@ -141,14 +139,16 @@ class GoldPolicy:
 
 
 class _GoldPlan:
-    """The plan of one task, in the order in which it is played."""
+    """The plan of one task, in the order in which it is played. `flaw` is drawn when it may begin."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        self.flaw: _Flaw | None = None
         self.steps = sorted(task.truth.tool_sequence, key=lambda step: (step.user_turn, step.step))
 
-    def next_text(self, request: CompletionRequest, *, flaw: _Flaw) -> str:
+    def next_text(self, request: CompletionRequest) -> str:
         """Return the next calls (one, or a parallel group), or the text that ends the user turn."""
+        flaw = self.flaw or _Flaw()
         search = search_name(request.tools)
         queries, answers = _queries_and_answers(request.messages, search)
         user_turn = sum(message["role"] == "user" for message in request.messages) - 1
