@@ -24,13 +24,7 @@ from mcpagent.errors import UserError
 from mcpagent.models.load import is_quantised
 from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
 from mcpagent.policy.contract import BackendChoice, choose_backend
-from mcpagent.policy.vllm.engine import (
-    ENVIRONMENT,
-    VllmPolicy,
-    VllmSettings,
-    cpu_cache_bytes,
-    engine_options,
-)
+from mcpagent.policy.vllm.engine import VllmPolicy, VllmSettings, cpu_cache_bytes, engine_options
 from mcpagent.policy.vllm.process import own_engine
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.train.learner.learner import Learner
@@ -130,7 +124,7 @@ def _own_engine(settings: VllmSettings, loaded: Loaded) -> AbstractContextManage
     device = None
     if loaded.device.type == "cuda" and settings.tensor_parallel_size == 1:
         device = torch.cuda.current_device() if loaded.device.index is None else loaded.device.index
-    return own_engine(engine_options(settings), environment=ENVIRONMENT, device=device)
+    return own_engine(engine_options(settings), device=device)
 
 
 def _choice(loaded: Loaded, config: TrainConfig, *, model: Any, is_trained: bool = True) -> BackendChoice:

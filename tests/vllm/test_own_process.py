@@ -19,7 +19,7 @@ import pytest
 
 from mcpagent.config.environment import resource_path
 from mcpagent.models.load import load_tokenizer
-from mcpagent.policy.vllm.engine import ENVIRONMENT, VllmSettings, cpu_cache_bytes, engine_options
+from mcpagent.policy.vllm.engine import VllmSettings, cpu_cache_bytes, engine_options
 from mcpagent.policy.vllm.process import own_engine
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.storage.run_folder import RunFolder
@@ -65,7 +65,7 @@ def test_an_own_engine_serves_adapters_out_of_reach_of_others_and_ends_with_the_
     model = with_adapters(model)
     options = engine_options(settings(tmp_path / "model", lora_rank=8))
     assert "async_scheduling" not in options  # vLLM's own choice: on, but for CPUs, where it has none
-    with own_engine(options, environment=ENVIRONMENT, device=None) as address:
+    with own_engine(options, device=None) as address:
         socket = Path(address.removeprefix("unix:"))
         assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
         policy = VllmServers(
@@ -91,7 +91,7 @@ CHILD = """
 import json, sys
 from mcpagent.policy.vllm.engine import ENVIRONMENT
 from mcpagent.policy.vllm.process import own_engine
-with own_engine(json.loads(sys.argv[1]), environment=ENVIRONMENT, device=None) as address:
+with own_engine(json.loads(sys.argv[1]), device=None) as address:
     print(address, flush=True)
     sys.stdin.read()
 """

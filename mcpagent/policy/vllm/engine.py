@@ -27,6 +27,7 @@ from mcpagent.models.out_of_memory import is_about_memory
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.engine_thread import EnginePolicy, Finished
 from mcpagent.policy.sampling import refuse_infinite
+from mcpagent.policy.vllm.process import ENVIRONMENT
 from mcpagent.policy.vllm.worker import EXTENSION
 
 _BLOCK = 32  # tokens; vLLM's 128 on CPU is longer than many prompts, which then never share anything
@@ -112,7 +113,7 @@ class VllmEngine:
         """One token for every turn, or a part of a prompt; returns the turns that end."""
         # vLLM fills its noise from the global generator before each request's own overwrites it, and that
         # generator is the trainer's.
-        with self._random:
+        with self._random.in_place():
             outputs = self._llm.step()
         return [self._finished(out) for out in outputs if out.finished]
 
@@ -180,31 +181,25 @@ class VllmEngine:
 
 
 class _RandomState:
-    """The engine's own state of torch's global generators, in place inside the context."""
+    """The engine's own state of torch's global generators."""
 
     def __init__(self, devices: Sequence[int]) -> None:
         self._devices = devices
-        self._inside: list[torch.Tensor] | None = None
-        self._outside: list[torch.Tensor] = []
+        self._states: list[torch.Tensor] = []
 
-    def __enter__(self) -> None:
-        self._outside = self._states()
-        if self._inside is None:  # no two engines, and no two runs, sample alike
-            torch.manual_seed(int.from_bytes(os.urandom(7)))
-        else:
-            self._put(self._inside)
-
-    def __exit__(self, *_: object) -> None:
-        self._inside = self._states()
-        self._put(self._outside)
-
-    def _states(self) -> list[torch.Tensor]:
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
-
-    def _put(self, states: Sequence[torch.Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        for device, state in zip(self._devices, states[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the generators go on where they were at the end of the last time."""
+        with torch.random.fork_rng(self._devices):
+            if self._states:
+                torch.set_rng_state(self._states[0])
+                for device, state in zip(self._devices, self._states[1:], strict=True):
+                    torch.cuda.set_rng_state(state, device)
+            else:  # no two engines, and no two runs, sample alike
+                torch.manual_seed(int.from_bytes(os.urandom(7)))
+            yield
+            of_devices = (torch.cuda.get_rng_state(device) for device in self._devices)
+            self._states = [torch.get_rng_state(), *of_devices]
 
 
 def memory_share(free: int, total: int, *, asked: float) -> float:
@@ -272,13 +267,6 @@ def _start(settings: VllmSettings) -> Any:
         ) from error
 
 
-ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are on this machine too
-}
-
-
 def engine_options(settings: VllmSettings) -> dict[str, Any]:
     """Options of vLLM, for an engine here or in a process of its own. Raises UserError if the device or
     the adapters do not fit."""
@@ -332,14 +320,14 @@ def _state_of_this_process() -> Iterator[None]:
     """Starting an engine seeds every global generator and replaces `torch.set_num_threads`: both are the
     trainer's, and are put back."""
     set_num_threads = torch.set_num_threads
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_num_threads = set_num_threads
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([]):
+        try:
+            yield
+        finally:
+            torch.set_num_threads = set_num_threads
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 class VllmPolicy(EnginePolicy[VllmEngine]):

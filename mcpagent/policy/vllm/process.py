@@ -26,14 +26,17 @@ from mcpagent.errors import RunError
 
 _START_S, _END_S, _LOOK_S = 1200.0, 20.0, 0.5
 _LAST = 2000  # characters of the log that an error shows
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are on this machine too
+}
 # What a launcher says to the trainer is not meant for an engine of one process.
 _OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @contextmanager
-def own_engine(
-    options: Mapping[str, Any], *, environment: Mapping[str, str], device: int | None
-) -> Iterator[str]:
+def own_engine(options: Mapping[str, Any], *, device: int | None) -> Iterator[str]:
     """Start an engine with vLLM's `options` on the CUDA device of that index (None: those that are visible)
     and give its address for `VllmServers`. Raises RunError with the end of its log if it does not
     start."""
@@ -43,7 +46,7 @@ def own_engine(
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command,
-                env=_environment(environment, device),
+                env=_environment(device),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -73,7 +76,7 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     return written
 
 
-def _environment(settings: Mapping[str, str], device: int | None) -> dict[str, str]:
+def _environment(device: int | None) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -83,7 +86,7 @@ def _environment(settings: Mapping[str, str], device: int | None) -> dict[str, s
     if device is not None:
         visible = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         inherited["CUDA_VISIBLE_DEVICES"] = visible[device] if visible else str(device)
-    return {**settings, **inherited}
+    return {**ENVIRONMENT, **inherited}
 
 
 def _wait_until_it_answers(process: subprocess.Popen[bytes], socket: Path, log: Path) -> None:

@@ -75,7 +75,7 @@ class VllmServers:
         self._servers = [_Server(url.rstrip("/"), _client(url, timeout_s)) for url in urls]
         self._at: dict[str, _Server] = {}  # by episode
         self._run = secrets.token_hex(4)  # adapters of another run may be on the servers still
-        self._adapter: str | None = None
+        self.adapter: str | None = None  # its name on the servers; None for whole weights
         self._loaded: list[str] = []
         self.version = version
         self._loop = asyncio.new_event_loop()
@@ -108,14 +108,9 @@ class VllmServers:
         begin from now on; under a new name, so that no server goes on with old keys."""
         self._call(self._load_adapter(folder))
 
-    @property
-    def adapter(self) -> str | None:
-        """The name under which the servers know the adapter of this version; None for whole weights."""
-        return self._adapter
-
     def follow(self, adapter: str | None) -> None:
         """A new version, which another process has given to the servers under that name."""
-        self._adapter = adapter
+        self.adapter = adapter
         self.version += 1
 
     def load_folder(self, folder: Path) -> None:
@@ -135,7 +130,7 @@ class VllmServers:
 
     def served(self) -> dict[str, list[JsonObject]]:
         """Checksums of what samples, by server and worker (see `policy.vllm.worker`)."""
-        method = "mcpagent_weights" if self._adapter is None else "mcpagent_adapter"
+        method = "mcpagent_weights" if self.adapter is None else "mcpagent_adapter"
         alive = [server for server in self._servers if server.is_alive]
 
         async def ask() -> list[Any]:
@@ -201,7 +196,7 @@ class VllmServers:
     def _body(self, server: _Server, request: CompletionRequest) -> JsonObject:
         sampling = request.sampling
         return {
-            "model": self._adapter or server.model,
+            "model": self.adapter or server.model,
             "prompt": list(request.token_ids),
             "max_tokens": min(sampling.max_new_tokens, self._max_context - len(request.token_ids)),
             "temperature": sampling.temperature,
@@ -235,7 +230,7 @@ class VllmServers:
 
         await self._everywhere(load)
         self._loaded.append(name)
-        self._adapter = name
+        self.adapter = name
         self.version += 1
         if len(self._loaded) > _KEPT:
             await self._unload(self._loaded[-1 - _KEPT])
