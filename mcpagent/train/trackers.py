@@ -10,7 +10,8 @@ import queue
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,15 +103,13 @@ class TrackerThread:
 
     def close(self) -> None:
         """Let it finish what it has, for at most the deadline."""
-        if not self._failed:
-            try:
-                self._queue.put(None, timeout=self._deadline_s)
-            except queue.Full:
-                self._fail(f"it did not finish within {self._deadline_s:g} s")
-                return
+        if self._failed:
+            return
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=self._deadline_s)
             self._thread.join(self._deadline_s)
-            if self._thread.is_alive():
-                self._fail(f"it did not finish within {self._deadline_s:g} s")
+        if self._thread.is_alive():
+            self._fail(f"it did not finish within {self._deadline_s:g} s")
 
     def _drive(self, open_tracker: Callable[[], Tracker]) -> None:
         try:
@@ -159,13 +158,10 @@ def open_trackers(
     variables = environment()
     if backends:
         # Their packages read keys and settings from the environment, which `.env` is not part of.
-        tracker_variables = {
-            name: value for name, value in variables.items() if name.startswith(_OWN_VARIABLES)
-        }
-        os.environ.update(tracker_variables)
+        os.environ.update({n: v for n, v in variables.items() if n.startswith(_OWN_VARIABLES)})
     for backend in backends:
         require_tracker(backend)
-    clean = TrackedRun(**{**vars(run), "config": safe_config(run.config)})
+    clean = replace(run, config=safe_config(run.config))
     threads = [
         TrackerThread(name, lambda name=name: TRACKERS.load(name)(clean), note=note, deadline_s=deadline_s)
         for name in backends
