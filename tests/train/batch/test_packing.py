@@ -206,23 +206,16 @@ def test_a_model_that_cannot_follow_a_tree_says_why(kind: str) -> None:
     assert reason is not None and {"sliding": "sliding_attention", "eager": "eager"}[kind] in reason
 
 
-def test_sampling_and_training_share_one_attention() -> None:
-    """A model whose weights are trained in full is sampled by the same modules."""
+@pytest.mark.parametrize("asked", ["sdpa", "flash_attention_2"])
+def test_sampling_and_training_share_one_attention_whichever_was_asked_for(asked: str) -> None:
+    """A model whose weights are trained in full is sampled by the same modules. A package of kernels gives
+    way: what flash-attn computes is torch's own flash kernel then."""
     model = qwen()
     plain = alone(model, groups()[0])
-    assert why_not_packed(model) is None
-    assert torch.allclose(alone(model, groups()[0]), plain, atol=1e-6)
-    packed, _ = TokenScorer(model)(pack(groups(), [0]))
-    assert torch.allclose(packed, plain, atol=1e-5)
-
-
-def test_a_package_of_kernels_gives_way_to_the_attention_that_packs_and_samples_in_batches() -> None:
-    """As where flash-attn is asked for: what it computes is torch's own flash kernel then."""
-    model = qwen()
-    plain = alone(model, groups()[0])
-    model.config._attn_implementation = "flash_attention_2"
+    model.config._attn_implementation = asked
     assert why_no_slots(model) is None
     assert why_not_packed(model) is None
+    assert torch.allclose(alone(model, groups()[0]), plain, atol=1e-6)
     packed, _ = TokenScorer(model)(pack(groups(), [0]))
     assert torch.allclose(packed, plain, atol=1e-5)
 

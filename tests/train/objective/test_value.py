@@ -71,13 +71,6 @@ def test_explained_variance_worked_by_hand() -> None:
     assert explained_variance([0.0, 1.0], [0.3, 0.3]) is None
 
 
-def test_turns_start_where_their_first_token_is() -> None:
-    # `some_samples` have two sampled turns each.
-    samples = some_samples(2)
-    (a, b), (c, _) = samples[0].turn_tokens_K, samples[1].turn_tokens_K
-    assert turn_starts(samples) == [0, a, a + b, a + b + c]
-
-
 def test_a_value_is_that_of_the_state_before_the_turns_first_token() -> None:
     model = tiny_model()
     learner, head = with_head(model)
