@@ -47,9 +47,10 @@ def played(
     tools: Sequence[dict[str, Any]] = TOOLS,
     seed: int = 0,
     attempt: int = 0,
+    every: str | None = None,
 ) -> list[str]:
-    """The texts of one episode whose calls are answered with `answers`; a string that starts with `user:` is
-    a user message."""
+    """The texts of one episode whose calls are answered with `answers`, or each with `every`; a string that
+    starts with `user:` is a user message."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
     texts: list[str] = []
     pending = list(answers)
@@ -70,7 +71,7 @@ def played(
             if not n_calls and not pending:
                 break
             for _ in range(max(1, n_calls)):
-                content = pending.pop(0)
+                content = every or pending.pop(0)
                 role = "user" if content.startswith("user:") else "tool"
                 messages.append({"role": role, "content": content})
         await policy.release(request.episode_id)
@@ -219,23 +220,8 @@ def test_the_flaw_of_an_episode_is_drawn_from_its_first_seed() -> None:
 def cut_after(task: Task, seed: int, *, policy: GoldPolicy | None = None, attempt: int = 0) -> int:
     """After how many calls the policy stops, when every call gets a full answer."""
     policy = policy or GoldPolicy([task], stop_early=1.0)
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
-    for made in range(len(task.truth.tool_sequence) + 1):
-        request = CompletionRequest(
-            episode_id=f"a#b#{attempt}",
-            sampling=Sampling(),
-            seed=seed + made,
-            messages=tuple(messages),
-            tools=TOOLS,
-        )
-        text = asyncio.run(policy.complete([request]))[0].text
-        if not parse_action(text).calls:
-            return made
-        messages += [
-            {"role": "assistant", "content": text},
-            {"role": "tool", "content": '{"close": 1, "id": "m"}'},
-        ]
-    raise AssertionError("the plan never ends")
+    texts = played(policy, [], every='{"close": 1, "id": "m"}', seed=seed, attempt=attempt)
+    return len(texts) - 1
 
 
 def test_a_wrong_tool_is_a_sister_that_takes_the_same_arguments() -> None:

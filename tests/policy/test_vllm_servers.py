@@ -62,49 +62,42 @@ def server() -> Iterator[ClosingServer]:
     server.close()
 
 
-def connected(server: ClosingServer) -> VllmServers:
-    return VllmServers([server.url], decode=str, stop_ids=frozenset({0}), max_context=8, timeout_s=30)
+@pytest.fixture
+def policy(server: ClosingServer) -> Iterator[VllmServers]:
+    policy = VllmServers([server.url], decode=str, stop_ids=frozenset({0}), max_context=8, timeout_s=30)
+    yield policy
+    policy.close()
 
 
-def test_a_refusal_is_reported_with_what_the_server_said(server: ClosingServer, tmp_path: Path) -> None:
+def test_a_refusal_is_reported_with_what_the_server_said(
+    server: ClosingServer, policy: VllmServers, tmp_path: Path
+) -> None:
     server.answers["/collective_rpc"] = (500, {"error": "no weights"})
-    policy = connected(server)
-    try:
-        with pytest.raises(RunError, match=r"answers 500: .*no weights"):
-            policy.load_folder(tmp_path)
-    finally:
-        policy.close()
+    with pytest.raises(RunError, match=r"answers 500: .*no weights"):
+        policy.load_folder(tmp_path)
 
 
 def test_adapters_arrive_though_every_connection_is_closed_under_its_next_request(
-    server: ClosingServer, tmp_path: Path
+    server: ClosingServer, policy: VllmServers, tmp_path: Path
 ) -> None:
     server.answers |= {"/v1/load_lora_adapter": (200, "ok"), "/v1/unload_lora_adapter": (200, "ok")}
-    policy = connected(server)
-    try:
-        for version in (1, 2, 3):
-            policy.load_adapter(tmp_path)
-            assert policy.version == version
-    finally:
-        policy.close()
+    for version in (1, 2, 3):
+        policy.load_adapter(tmp_path)
+        assert policy.version == version
 
 
-def test_a_server_that_is_gone_is_named_with_what_happened(server: ClosingServer, tmp_path: Path) -> None:
-    policy = connected(server)
+def test_a_server_that_is_gone_is_named_with_what_happened(
+    server: ClosingServer, policy: VllmServers, tmp_path: Path
+) -> None:
     server.answers["/v1/load_lora_adapter"] = (503, {})
-    try:
-        with pytest.raises(RunError, match=r"no vLLM server took the new weights: .*answers 503"):
-            policy.load_adapter(tmp_path)
-        server.close()
-    finally:
-        policy.close()
+    with pytest.raises(RunError, match=r"no vLLM server took the new weights: .*answers 503"):
+        policy.load_adapter(tmp_path)
+    server.close()
 
 
-def test_a_connection_that_always_breaks_is_named_by_its_error(server: ClosingServer, tmp_path: Path) -> None:
-    policy = connected(server)
+def test_a_connection_that_always_breaks_is_named_by_its_error(
+    server: ClosingServer, policy: VllmServers, tmp_path: Path
+) -> None:
     server.answers.clear()  # each request ends its connection
-    try:
-        with pytest.raises(RunError, match=r"took the new weights: http://\S+: \S+"):
-            policy.load_adapter(tmp_path)
-    finally:
-        policy.close()
+    with pytest.raises(RunError, match=r"took the new weights: http://\S+: \S+"):
+        policy.load_adapter(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -145,12 +146,11 @@ def test_sampled_logprobs_are_those_that_training_computes(renderer: Renderer) -
     """The whole way: a real policy over several user turns, and one plain forward pass over the sample."""
     shape = EmbeddedShape(hidden_size=16, layers=2, heads=2, intermediate_size=32)
     model = build_model(renderer.tokenizer, shape=shape, seed=0).eval()
-    policy = HFPolicy(model, decode=renderer.decode, stop_ids=renderer.stop_ids, max_context=1024)
-    try:
+    with closing(
+        HFPolicy(model, decode=renderer.decode, stop_ids=renderer.stop_ids, max_context=1024)
+    ) as policy:
         # A stop token is likely enough within 60 tokens of random text, and a cut turn ends the episode.
         trajectories = play(policy, renderer, MANY_TURNS, times=24, sampling=Sampling(max_new_tokens=400))
-    finally:
-        policy.close()
     assert max(len(t.turns) for t in trajectories) > 1
     for trajectory in trajectories:
         sample = sample_from_trajectory(trajectory)

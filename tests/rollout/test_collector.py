@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -12,14 +13,15 @@ from mcpagent.core.trajectory import Completion, StopReason, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.scripted import call_text
-from mcpagent.rollout.collector import AgentSettings, attempts, collect, group_trajectories
+from mcpagent.rollout.collector import AgentSettings, Attempt, attempts, collect, group_trajectories
 from tests.env.world import READ_ONLY, make_task, scratch_pool
 
 
 class Recorder:
-    """Calls `wait` twice, then answers; writes down which episodes it was asked about together."""
+    """Makes so many calls of `wait`, then answers; writes down which episodes it was asked about together."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: int = 2) -> None:
+        self._calls = calls
         self.batches: list[list[str]] = []
 
     async def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
@@ -32,7 +34,7 @@ class Recorder:
     def _text(self, request: CompletionRequest) -> str:
         turn = sum(m["role"] == "tool" for m in request.messages)
         name = request.episode_id.partition("#")[0]
-        return call_text("wait", {"name": name}) if turn < 2 else "done"
+        return call_text("wait", {"name": name}) if turn < self._calls else "done"
 
 
 def _tasks(count: int) -> list[Task]:
@@ -42,32 +44,32 @@ def _tasks(count: int) -> list[Task]:
     ]
 
 
-def _collect(
-    yields: dict[str, int], *, tasks: int = 4, concurrency: int = 64, deterministic: bool = True
-) -> tuple[list[Trajectory], list[list[str]]]:
+def _played(
+    wait: Callable[..., Any],
+    planned: Iterable[Attempt],
+    policy: Recorder,
+    *,
+    timeout_s: float = 30.0,
+    **how: Any,
+) -> list[Trajectory]:
+    async def run() -> list[Trajectory]:
+        async with scratch_pool((wait, READ_ONLY), timeout_s=timeout_s) as pool:
+            settings = AgentSettings(sampling=Sampling())
+            return await collect(planned, policy=policy, tools=pool, settings=settings, **how)
+
+    return asyncio.run(run())
+
+
+def _collect(yields: dict[str, int], **how: Any) -> tuple[list[Trajectory], list[list[str]]]:
     """`yields` says how many turns of the event loop each task's tool takes: who is late, and who is not."""
 
     async def wait(name: str) -> str:
         for _ in range(yields.get(name, 0)):
             await asyncio.sleep(0)
-        if name == "broken":
-            raise RuntimeError("no")
         return name
 
     policy = Recorder()
-
-    async def run() -> list[Trajectory]:
-        async with scratch_pool((wait, READ_ONLY)) as pool:
-            return await collect(
-                list(attempts(_tasks(tasks), per_task=2, seed=0)),
-                policy=policy,
-                tools=pool,
-                settings=AgentSettings(sampling=Sampling()),
-                concurrency=concurrency,
-                deterministic=deterministic,
-            )
-
-    return asyncio.run(run()), policy.batches
+    return _played(wait, attempts(_tasks(4), per_task=2, seed=0), policy, **how), policy.batches
 
 
 def test_batches_do_not_depend_on_which_tool_answers_first() -> None:
@@ -112,27 +114,13 @@ def test_groups_keep_the_attempts_of_a_task_together() -> None:
 
 
 def test_an_episode_lost_to_its_server_is_unscored_and_its_siblings_are_not() -> None:
-    async def slow(name: str) -> str:
+    async def wait(name: str) -> str:
         if name == "t1":
             await asyncio.Event().wait()
         return name
 
-    class Once(Recorder):
-        def _text(self, request: CompletionRequest) -> str:
-            asked = any(m["role"] == "tool" for m in request.messages)
-            name = request.episode_id.partition("#")[0]
-            return "done" if asked else call_text("slow", {"name": name})
-
-    async def run() -> list[Trajectory]:
-        async with scratch_pool((slow, READ_ONLY), timeout_s=2.0) as pool:
-            return await collect(
-                list(attempts(_tasks(3), per_task=1, seed=0)),
-                policy=Once(),
-                tools=pool,
-                settings=AgentSettings(sampling=Sampling()),
-            )
-
-    trajectories = asyncio.run(run())
+    planned = attempts(_tasks(3), per_task=1, seed=0)
+    trajectories = _played(wait, planned, Recorder(calls=1), timeout_s=2.0)
     assert [t.stop_reason for t in trajectories] == [
         StopReason.ANSWERED,
         StopReason.FAILED,
@@ -146,14 +134,6 @@ def test_a_task_that_offers_a_missing_tool_is_the_users_error_and_no_group_of_er
     async def wait(name: str) -> str:
         return name
 
-    async def run() -> None:
-        async with scratch_pool((wait, READ_ONLY)) as pool:
-            await collect(
-                list(attempts([make_task(tools=["scratch.gone"])], per_task=2, seed=0)),
-                policy=Recorder(),
-                tools=pool,
-                settings=AgentSettings(sampling=Sampling()),
-            )
-
+    planned = attempts([make_task(tools=["scratch.gone"])], per_task=2, seed=0)
     with pytest.raises(UserError, match=r"scratch\.gone"):
-        asyncio.run(run())
+        _played(wait, planned, Recorder())
