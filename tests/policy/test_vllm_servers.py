@@ -1,14 +1,17 @@
 """`VllmServers` over connections that a server closes, as uvicorn does after an error or an idle while."""
 
+import asyncio
 import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mcpagent.errors import RunError
+from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.vllm.servers import VllmServers
 
 
@@ -18,6 +21,7 @@ class ClosingServer:
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, object]] = {"/v1/models": (200, {"data": [{"id": "model"}]})}
+        self.waits, self.goes_on = threading.Event(), threading.Event()  # a turn does; and until then
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._accept, daemon=True)
@@ -38,6 +42,9 @@ class ClosingServer:
                 if header.startswith(b"content-length:"):
                     length = int(header.split(b":")[1])
             requests.read(length)
+            if path == "/v1/completions":
+                self.waits.set()
+                self.goes_on.wait(30)
             if path not in self.answers:
                 return
             status, body = self.answers[path]
@@ -93,6 +100,25 @@ def test_a_server_that_is_gone_is_named_with_what_happened(
     with pytest.raises(RunError, match=r"no vLLM server took the new weights: .*answers 503"):
         policy.load_adapter(tmp_path)
     server.close()
+
+
+def test_weights_do_not_change_within_a_turn(
+    server: ClosingServer, policy: VllmServers, tmp_path: Path
+) -> None:
+    """The server answers the turn only when it is told to go on."""
+    server.answers |= {"/collective_rpc": (200, {}), "/reset_prefix_cache": (200, {})}
+    choice = {"token_ids": [0], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "stop"}
+    server.answers["/v1/completions"] = (200, {"choices": [choice]})
+    asked = CompletionRequest(episode_id="e", token_ids=(1,), sampling=Sampling())
+    with ThreadPoolExecutor(1) as thread:
+        turn = thread.submit(asyncio.run, policy.complete([asked]))
+        assert server.waits.wait(30)
+        with pytest.raises(RuntimeError, match="while a turn is being sampled"):
+            policy.load_folder(tmp_path)
+        server.goes_on.set()
+        assert turn.result(30)[0].policy_versions[0].version == 0
+    policy.load_folder(tmp_path)
+    assert policy.version == 1
 
 
 def test_a_connection_that_always_breaks_is_named_by_its_error(

@@ -81,10 +81,6 @@ class VllmServers:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="mcpagent-vllm-http", daemon=True)
         self._thread.start()
-        self._running = 0
-        self._open, self._idle = asyncio.Event(), asyncio.Event()  # no update is on; no turn is running
-        self._open.set()
-        self._idle.set()
         try:
             self._call(self._everywhere(self._greet, is_first=True))
         except BaseException:
@@ -114,7 +110,8 @@ class VllmServers:
         self.version += 1
 
     def load_folder(self, folder: Path) -> None:
-        """A new version: all weights from the checkpoint in `folder`. Turns in flight end first."""
+        """A new version: all weights from the checkpoint in `folder`. Raises RuntimeError while a turn is
+        being sampled."""
         self._call(self._load_folder(folder))
 
     def sleep(self) -> None:
@@ -160,25 +157,17 @@ class VllmServers:
     async def _turn(self, request: CompletionRequest) -> Completion:
         if len(request.token_ids) >= self._max_context:
             return Completion(text="", finish_reason=FinishReason.OVERFLOW)
-        await self._open.wait()
-        self._running += 1
-        self._idle.clear()
-        try:
-            while True:
-                server = self._server_for(request.episode_id)
-                server.turns += 1
-                version = self.version
-                try:
-                    reply = await self._post(server, "/v1/completions", self._body(server, request))
-                    return self._completion(reply["choices"][0], version)
-                except _Gone:
-                    server.is_alive = False
-                finally:
-                    server.turns -= 1
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+        while True:
+            server = self._server_for(request.episode_id)
+            server.turns += 1
+            version = self.version
+            try:
+                reply = await self._post(server, "/v1/completions", self._body(server, request))
+                return self._completion(reply["choices"][0], version)
+            except _Gone:
+                server.is_alive = False
+            finally:
+                server.turns -= 1
 
     def _server_for(self, episode_id: str) -> _Server:
         server = self._at.get(episode_id)
@@ -236,19 +225,16 @@ class VllmServers:
             await self._unload(self._loaded[-1 - _KEPT])
 
     async def _load_folder(self, folder: Path) -> None:
-        self._open.clear()
-        try:
-            await self._idle.wait()
+        if any(server.turns for server in self._servers):
+            raise RuntimeError("the weights cannot change while a turn is being sampled")
 
-            async def load(server: _Server) -> None:
-                body = {"method": "mcpagent_load_folder", "args": [str(folder.absolute())]}
-                await self._post(server, "/collective_rpc", body)
-                await self._post(server, "/reset_prefix_cache", None)
+        async def load(server: _Server) -> None:
+            body = {"method": "mcpagent_load_folder", "args": [str(folder.absolute())]}
+            await self._post(server, "/collective_rpc", body)
+            await self._post(server, "/reset_prefix_cache", None)
 
-            await self._everywhere(load)
-            self.version += 1
-        finally:
-            self._open.set()
+        await self._everywhere(load)
+        self.version += 1
 
     async def _unload(self, name: str) -> None:
         alive = [server for server in self._servers if server.is_alive]
