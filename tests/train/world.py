@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -150,11 +151,7 @@ def on_policy(model: Any, samples: Sequence[TrainSample]) -> list[TrainSample]:
         with torch.no_grad():
             own = iter(full_logprobs(model, sample).tolist())
         logprobs = tuple(next(own) if sampled else 0.0 for sampled in sample.loss_mask_T)
-        made.append(
-            TrainSample(
-                token_ids_T=sample.token_ids_T, loss_mask_T=sample.loss_mask_T, sampler_logprobs_T=logprobs
-            )
-        )
+        made.append(replace(sample, sampler_logprobs_T=logprobs))
     return made
 
 
