@@ -198,7 +198,8 @@ class Zero3(Wrapping):
         """Return those of its stretch."""
         flat, place = self._place(parameter)
         return {
-            key: _owned(value[place], parameter) if value.shape else value
+            # One step counter for all that lie in a vector, and a file holds no tensor twice.
+            key: _owned(value[place], parameter) if value.shape else value.clone()
             for key, value in optimizer.state.get(flat, {}).items()
         }
 
