@@ -124,10 +124,9 @@ def proven_tasks(
 ) -> Iterator[tuple[str, Task]]:
     """As `sound_tasks`, and each has been executed, replayed, and shown to be necessary and minimal."""
     report.is_executed = True
-    turn = asyncio.Lock()
 
     async def examined(batch: Sequence[tuple[str, Task]]) -> list[JsonObject | Rejection]:
-        return await asyncio.gather(*(examine(task, cache, turn) for _, task in batch))
+        return await asyncio.gather(*(examine(task, cache) for _, task in batch))
 
     sound = sound_tasks(path, cache, report)
     while batch := list(islice(sound, _AT_ONCE)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,18 +110,21 @@ async def explore_dataset(
     def split_of(subject: str) -> str:
         return assigned.get(subject) or shares.split_of(subject, seed=seed)
 
-    offer, turn = (
-        ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line),
-        asyncio.Lock(),
-    )
+    offer = ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line)
     of_split = {split: [f for f in facts if split_of(subjects.of_fact(f)) == split] for split in splits}
     sources = {
         split: _WalkSource(
-            split=split, facts=members, learned=learned, offer=offer, seed=seed, split_of=split_of, turn=turn,
-            asked=asked, subjects=subjects,
+            split=split,
+            facts=members,
+            learned=learned,
+            offer=offer,
+            seed=seed,
+            split_of=split_of,
+            asked=asked,
+            subjects=subjects,
         )
         for split, members in of_split.items()
-    }  # fmt: skip
+    }
     return await fill_splits(
         sources,
         counts,
@@ -144,7 +146,6 @@ class _WalkSource:
     offer: ToolSelection
     seed: int
     split_of: Callable[[str], str]
-    turn: asyncio.Lock
     asked: Asked
     subjects: Subjects
     index: int = 0
@@ -199,13 +200,13 @@ class _WalkSource:
         said = candidate.said(Random(derive_seed(self.seed, "said", candidate.key)))
         state: Mapping[str, list[JsonObject]] | str = watching(self.learned.watch)
         if candidate.reads:
-            async with self.turn:
+            async with self.learned.cache.turn:
                 state = await state_of(candidate, self.learned.cache)
         if isinstance(state, str):
             return Rejection(RejectCode.STATE_UNREADABLE, state)
         draft = _draft(candidate, said, state, offer=self.offer, split=self.split, seed=self.seed)
         outcome = await self._exists(candidate)
-        outcome = outcome or await ground(draft, self.learned.cache, self.turn)
+        outcome = outcome or await ground(draft, self.learned.cache)
         if isinstance(outcome, Task) and candidate.lack == "function":
             return self._without(outcome, candidate)
         return outcome

@@ -61,8 +61,8 @@ class Executor:
         """Return the settled task; its plan ran more than once and gave the same, is worth 1.0, and is
         needed."""
         # A cache of its own: a call that was right for an earlier sample is evidence of that moment only.
-        cache = CallCache(self._pool)
-        outcome = await grounded(draft, cache, self._turn)
+        cache = CallCache(self._pool, turn=self._turn)
+        outcome = await grounded(draft, cache)
         self.executed_calls += cache.executed
         if isinstance(outcome, Rejection):
             return DraftFault(DraftStage.EXECUTE, outcome.code.value, outcome.detail[:_DETAIL_CHARS])

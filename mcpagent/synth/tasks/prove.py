@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -404,13 +403,9 @@ def _plain(value: object) -> object:
     return value if isinstance(value, int | float) else format_value(value)
 
 
-async def _judged(
-    work: Callable[[], Awaitable[T]], task: Task, cache: CallCache, turn: asyncio.Lock | None
-) -> T | Rejection:
-    """Return what the work on a task gives, or the first thing that is wrong with the task. Plans that change
-    something take a `turn`: a user's own server may keep one state for all sessions, and then two of them at
-    once would read each other's end state."""
-    async with nullcontext() if turn is None or cache.only_reads(task) else turn:
+async def _judged(work: Callable[[], Awaitable[T]], task: Task, cache: CallCache) -> T | Rejection:
+    """Return what the work on a task gives, or the first thing that is wrong with the task."""
+    async with nullcontext() if cache.only_reads(task) else cache.turn:
         try:
             return await work()
         except RejectedTask as rejected:
@@ -419,13 +414,13 @@ async def _judged(
             return Rejection(RejectCode.REFERENCE_UNRESOLVED, str(error))
 
 
-async def examine(task: Task, cache: CallCache, turn: asyncio.Lock | None = None) -> JsonObject | Rejection:
+async def examine(task: Task, cache: CallCache) -> JsonObject | Rejection:
     """Return the verdicts on a task of a dataset, or the first thing that is wrong with it."""
 
     async def proven() -> JsonObject:
         return await prove(task, await replay(cache, task), cache, sources=task.extra_info.get("answer_from"))
 
-    return await _judged(proven, task, cache, turn)
+    return await _judged(proven, task, cache)
 
 
 async def plays_alike(task: Task, cache: CallCache) -> Rejection | None:
@@ -435,23 +430,23 @@ async def plays_alike(task: Task, cache: CallCache) -> Rejection | None:
     async def played() -> None:
         _gold_scores_one(task, await replay(cache, task), None, cache)
 
-    return None if task.truth.abstain else await _judged(played, task, cache, None)
+    return None if task.truth.abstain else await _judged(played, task, cache)
 
 
 async def grounded(
-    draft: Task, cache: CallCache, turn: asyncio.Lock | None = None, *, phrase_words: int = PHRASE_WORDS
+    draft: Task, cache: CallCache, *, phrase_words: int = PHRASE_WORDS
 ) -> tuple[Task, GoldRun] | Rejection:
     """Return the settled task with the run of its plan, or why there is none; `phrase_words` as in `prove`.
 
     The plan runs in a session of its own; what it found settles the checks, and then `prove` shows that the
     task is repeatable, solvable, necessary and minimal.
     """
-    return await _judged(partial(_grounded, draft, cache, phrase_words), draft, cache, turn)
+    return await _judged(partial(_grounded, draft, cache, phrase_words), draft, cache)
 
 
-async def ground(draft: Task, cache: CallCache, turn: asyncio.Lock) -> Task | Rejection:
+async def ground(draft: Task, cache: CallCache) -> Task | Rejection:
     """Return the settled task of templates or of exploring, or why there is none."""
-    outcome = await grounded(draft, cache, turn, phrase_words=0)
+    outcome = await grounded(draft, cache, phrase_words=0)
     return outcome if isinstance(outcome, Rejection) else outcome[0]
 
 

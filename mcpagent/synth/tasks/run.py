@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
@@ -85,11 +86,21 @@ class CallCache(ToolShelf):
     A session that only reads shares one instance of the servers in `own_instances` with the others of its
     generation, instead of starting one. If one read changes what another gives, a plan that was shown here is
     wrong in an instance of its own: what a dataset keeps is played in one once more (`generate`).
+
+    Plans that change something take a `turn`: a user's own server may keep one state for all sessions, and
+    then two of them at once would read each other's end state.
     """
 
-    def __init__(self, provider: ToolProvider, *, own_instances: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        provider: ToolProvider,
+        *,
+        own_instances: Collection[str] = (),
+        turn: asyncio.Lock | None = None,
+    ) -> None:
         super().__init__(provider.tools.values())
         self._provider = provider
+        self.turn = turn or asyncio.Lock()
         self._answers: dict[str, ToolResult] = {}  # the latest, of `_ANSWERS` at most
         self._own_instances = frozenset(own_instances)
         self._reading: dict[int, ToolSession] = {}  # by generation; the provider's end closes them

@@ -185,7 +185,6 @@ async def generate_dataset(
     listed = await list_entities(templates, cache)
     entities = split_entities(listed, seed=seed, least=templates.needed, splits=splits)
     offer = ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line)
-    turn = asyncio.Lock()
     sources: dict[str, _SplitSource] = {}
     for split in splits:
         if fitting := _fitting(templates.templates, entities[split]):
@@ -196,7 +195,6 @@ async def generate_dataset(
                 split=split,
                 seed=seed,
                 cache=cache,
-                turn=turn,
             )
     sizes = {split: {p: len(values) for p, values in pools.items()} for split, pools in entities.items()}
     return await fill_splits(
@@ -251,7 +249,6 @@ class _SplitSource:
     split: str
     seed: int
     cache: CallCache
-    turn: asyncio.Lock
     index: int = 0
 
     def next(self) -> Candidate:
@@ -269,7 +266,7 @@ class _SplitSource:
 
     async def make(self, candidate: Candidate) -> Task | Rejection:
         draft = draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
-        outcome = await ground(draft, self.cache, self.turn)
+        outcome = await ground(draft, self.cache)
         if isinstance(outcome, Task) and candidate.template.withhold:
             outcome = await without_tools(outcome, candidate, offer=self.offer, cache=self.cache)
         if isinstance(outcome, Rejection):
