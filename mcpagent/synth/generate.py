@@ -8,7 +8,8 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,8 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.storage.atomic import write_text
-from mcpagent.storage.datasets import DiskList, write_jsonl
+from mcpagent.storage.atomic import TEMPORARY_PREFIX, atomic_file, reported, write_text
+from mcpagent.storage.datasets import DiskList, record_writer
 from mcpagent.synth.datasets.describe import count_tasks
 from mcpagent.synth.explore.candidates import Slot, argument_shape
 from mcpagent.synth.explore.changes import Effects
@@ -250,11 +251,11 @@ def _document(
     }
 
 
-def check_output(folder: Path, *, overwrite: bool) -> None:
+def check_output(folder: Path, *, splits: Iterable[str] = SPLITS, overwrite: bool) -> None:
     """Refuse, before any work is done, to replace splits that are already in `folder`. Raises UserError."""
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file, but the splits need a folder", where=str(folder))
-    existing = [path for split in SPLITS if (path := split_path(folder, split)).exists()]
+    existing = [path for split in splits if (path := split_path(folder, split)).exists()]
     if existing and not overwrite:
         raise UserError(
             f"{', '.join(path.name for path in existing)} would be replaced",
@@ -304,26 +305,46 @@ def write_splits(
     overwrite: bool = False,
 ) -> dict[str, Path]:
     """Write `SPLIT.jsonl` for each split of `tasks` that has one, and the `servers` that they were made with,
-    and return the paths of the splits.
-
-    Nothing appears in `folder` before every file is complete. With `overwrite`, files of splits without tasks
-    are removed: next to splits of another seed they would leak. Raises UserError.
-    """
-    tasks = {split: members for split, members in tasks.items() if members}
+    and return the paths of the splits. Raises UserError."""
     check_output(folder, overwrite=overwrite)
     if servers is not None:
         check_dataset_servers(servers, overwrite=overwrite)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as temporary:
-        for split, members in tasks.items():
-            write_jsonl(split_path(Path(temporary), split), members)
+    placed = ((split, task) for split, members in tasks.items() for task in members)
+    counts = write_placed(placed, folder, splits=SPLITS, servers=servers)
+    return {split: split_path(folder, split) for split in tasks if counts[split]}
+
+
+def write_placed(
+    tasks: Iterable[tuple[str | None, Task]],
+    folder: Path,
+    *,
+    splits: Iterable[str],
+    servers: DatasetServers | None,
+) -> Counter[str | None]:
+    """Write each task to the file of its split, one of `splits` or None for no file, and what the folder is to
+    remember; return how many tasks each split has.
+
+    Nothing appears in `folder` before every file is complete. Files of splits without tasks are removed: next
+    to splits of another seed they would leak.
+    """
+    counts: Counter[str | None] = Counter()
+    with reported(folder), ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY_PREFIX)))
+        files = {split: stack.enter_context(split_path(temporary, split).open("wb")) for split in splits}
+        for split, task in tasks:
+            counts[split] += 1
+            if split is not None:
+                record_writer(files[split]).write(task)
         write_servers(servers)
-        for split in SPLITS:
-            if split in tasks:
-                split_path(Path(temporary), split).replace(split_path(folder, split))
-            else:
+        for split, file in files.items():
+            file.close()
+            if not counts[split]:
                 split_path(folder, split).unlink(missing_ok=True)
-    return {split: split_path(folder, split) for split in tasks}
+                continue
+            with atomic_file(split_path(folder, split)) as path:
+                split_path(temporary, split).replace(path)
+    return counts
 
 
 def split_path(folder: Path, split: str) -> Path:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,9 +13,8 @@ import numpy as np
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.storage.atomic import TEMPORARY_PREFIX, atomic_file, reported
-from mcpagent.storage.datasets import read_tasks, record_writer, text_digest
-from mcpagent.synth.generate import carry_servers, write_servers
+from mcpagent.storage.datasets import read_tasks, text_digest
+from mcpagent.synth.generate import carry_servers, check_output, split_path, write_placed
 from mcpagent.synth.tasks.inspect import groups_by, plan_signature, said, shingles, task_entities
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 
@@ -68,14 +65,7 @@ def split_dataset(
     and leaves out the tasks that are about entities of several. Raises UserError.
     """
     splits = [split for split in SPLITS if _share(shares, split) > 0]
-    paths = {split: out / f"{split}.jsonl" for split in splits}
-    existing = [path.name for path in paths.values() if path.exists()]
-    if existing and not overwrite:
-        raise UserError(
-            f"{', '.join(existing)} would be replaced",
-            where=str(out),
-            remedy="add --overwrite, or choose another folder with --out",
-        )
+    check_output(out, splits=splits, overwrite=overwrite)
     servers = carry_servers(path, out, overwrite=overwrite)
     common = _common_texts(path) if group_by == "entity" else set()
     groups = largest = 0
@@ -89,10 +79,15 @@ def split_dataset(
         few = dict.fromkeys(group_of) if groups <= _FEW_GROUPS else {}
         split_of = shares.assign(few, seed=seed, least=dict.fromkeys(splits, 1))
         assigned = (split_of.get(group) or shares.split_of(group, seed=seed) for group in group_of)
-    write_servers(servers)
-    counts, crossing = _write(path, paths, assigned)
-    paths = {split: file for split, file in paths.items() if counts[split]}
-    return SplitOutcome(paths=paths, counts=counts, groups=groups, largest_group=largest, crossing=crossing)
+    placed = zip(assigned, read_tasks(path), strict=True)
+    written = write_placed(placed, out, splits=splits, servers=servers)
+    return SplitOutcome(
+        paths={split: split_path(out, split) for split in splits if written[split]},
+        counts={split: written[split] for split in splits},
+        groups=groups,
+        largest_group=largest,
+        crossing=written[None],
+    )
 
 
 def _share(shares: SplitShares, split: str) -> float:
@@ -129,30 +124,6 @@ def _by_each_entity(path: Path, common: set[int], shares: SplitShares, seed: int
     for task in read_tasks(path):
         splits = {shares.split_of(key, seed=seed) for key in _keys(task, "entity", common)}
         yield splits.pop() if len(splits) == 1 else None
-
-
-def _write(path: Path, paths: dict[str, Path], assigned: Iterator[str | None]) -> tuple[dict[str, int], int]:
-    counts = dict.fromkeys(paths, 0)
-    crossing = 0
-    out = next(iter(paths.values())).parent
-    with reported(out), ExitStack() as stack:
-        out.mkdir(parents=True, exist_ok=True)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out, prefix=TEMPORARY_PREFIX)))
-        files = {split: stack.enter_context((folder / split).open("wb")) for split in paths}
-        for task, split in zip(read_tasks(path), assigned, strict=True):
-            if split is None:
-                crossing += 1
-                continue
-            record_writer(files[split]).write(task)
-            counts[split] += 1
-        for split, file in files.items():
-            file.close()
-            if not counts[split]:  # nor may one stay that was made of other tasks
-                paths[split].unlink(missing_ok=True)
-                continue
-            with atomic_file(paths[split]) as temporary:
-                (folder / split).replace(temporary)
-    return counts, crossing
 
 
 _PERMUTATIONS = 128
