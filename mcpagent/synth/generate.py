@@ -321,7 +321,7 @@ def write_placed(
     splits: Iterable[str],
     servers: DatasetServers | None,
 ) -> Counter[str | None]:
-    """Write each task to the file of its split, one of `splits` or None for no file, and what the folder is to
+    """Write each task to the file of its split (one of `splits`; None: no file), and what the folder is to
     remember; return how many tasks each split has.
 
     Nothing appears in `folder` before every file is complete. Files of splits without tasks are removed: next
@@ -330,7 +330,8 @@ def write_placed(
     counts: Counter[str | None] = Counter()
     with reported(folder), ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY_PREFIX)))
+        made = tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY_PREFIX)
+        temporary = Path(stack.enter_context(made))
         files = {split: stack.enter_context(split_path(temporary, split).open("wb")) for split in splits}
         for split, task in tasks:
             counts[split] += 1

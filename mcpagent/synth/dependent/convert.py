@@ -9,7 +9,7 @@ from pathlib import Path
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
+from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec, catalog_hash
 from mcpagent.storage.datasets import DiskList
 from mcpagent.synth.dependent.spec import (
@@ -20,12 +20,10 @@ from mcpagent.synth.dependent.spec import (
     read_spec,
 )
 from mcpagent.synth.tasks.inspect import written_faults
-from mcpagent.synth.tasks.record import system_message
+from mcpagent.synth.tasks.record import ToolSelection, build_task
 from mcpagent.synth.tasks.run import GoldRun, ToolShelf
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 
-_DATA_SOURCE = "synthetic/dependent"
-_GENERATOR = "dependent-spec"
 # Of a solution: the fields of a ground truth that may stand next to the plan.
 _TAKEN_OVER = ("success", "final_answer", "answer_facts", "state", "setup", "abstain", "reference_answer")
 
@@ -125,22 +123,18 @@ def _record(task: SpecTask, scenario: Scenario, offer: Mapping[str, ToolSpec]) -
         is_list = isinstance(must_call, list | tuple)
         names = [_qualified(name, plan) for name in must_call] if is_list else _qualified(must_call, plan)
         truth["success"] = {**truth["success"], "must_call_tool": names}
-    system_texts = [message.content for message in said if message.role == "system"]
-    return Task(
-        data_source=_DATA_SOURCE,
-        prompt=(
-            Message(role="system", content="\n\n".join([*system_texts, system_message(offer)])),
-            Message(role="user", content=users[0]),
-        ),
-        reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
-        extra_info={
-            "tools": [tool.dotted for tool in offer.values()],
-            "generator": _GENERATOR,
-            "scenario": scenario.model_dump(mode="json", exclude={"tasks"}, exclude_unset=True),
-            "task_metadata": {
-                "all_messages": [{"role": m.role, "content": m.content} for m in said],
-                **(task.model_extra or {}),
-            },
+    return build_task(
+        ToolSelection(catalog=offer),
+        offer,
+        truth,
+        users[0],
+        introduction=[message.content for message in said if message.role == "system"],
+        data_source="synthetic/dependent",
+        generator="dependent-spec",
+        scenario=scenario.model_dump(mode="json", exclude={"tasks"}, exclude_unset=True),
+        task_metadata={
+            "all_messages": [{"role": m.role, "content": m.content} for m in said],
+            **(task.model_extra or {}),
         },
     )
 

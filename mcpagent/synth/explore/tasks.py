@@ -246,7 +246,8 @@ class _WalkSource:
         tools = self.offer.tools_for(set(), seed=seed, withheld=telling)
         if not tools:
             return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
-        return abstaining(task, tools, withheld=sorted(telling), refusal=_CANNOT_TELL)
+        withheld = sorted(telling)
+        return abstaining(task, tools, offer=self.offer, withheld=withheld, refusal=_CANNOT_TELL)
 
 
 _CANNOT_TELL = "I cannot tell: none of the tools that I have can do that."

@@ -135,17 +135,20 @@ def build_task(
     question: str,
     *,
     data_source: str,
+    introduction: Sequence[str] = (),
     **info: Any,
 ) -> Task:
-    """Return the record of a question that offers `tools`; what is known of it goes into `extra_info`."""
+    """Return the record of a question that offers `tools`; what is known of it goes into `extra_info`. The
+    system message begins with the texts of the `introduction`."""
     if offer.answer_line:
         truth = {**truth, "answer_line": True}
     if "user_turns" in truth:
         truth = {**truth, "user_turns": [without_marks(str(text)) for text in truth["user_turns"]]}
+    offered = system_message(tools, answer_line=offer.answer_line)
     return Task(
         data_source=data_source,
         prompt=(
-            Message(role="system", content=system_message(tools, answer_line=offer.answer_line)),
+            Message(role="system", content="\n\n".join([*introduction, offered])),
             Message(role="user", content=without_marks(question)),
         ),
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
-from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
+from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
@@ -19,7 +19,7 @@ from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.storage.datasets import DiskList, text_digest
 from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground, wrong_abstentions
-from mcpagent.synth.tasks.record import Candidate, ToolSelection, draft_task, system_message
+from mcpagent.synth.tasks.record import Candidate, ToolSelection, build_task, draft_task
 from mcpagent.synth.tasks.run import CallCache, as_answered, score
 from mcpagent.synth.tasks.stages import GENERATION_STAGES, RejectCode, Rejection, yield_table
 from mcpagent.synth.templates.pools import SPLITS, list_entities, split_entities
@@ -39,35 +39,15 @@ async def without_tools(
     telling = await _telling_tool(task, list(tools.values()), cache)
     if telling is not None:
         return Rejection(RejectCode.STILL_ANSWERABLE, telling)
-    return abstaining(task, tools, withheld=sorted(withheld), refusal=candidate.template.refusal)
+    return abstaining(task, tools, offer=offer, withheld=sorted(withheld), refusal=candidate.template.refusal)
 
 
 def abstaining(
-    task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], refusal: str
+    task: Task, tools: Mapping[str, ToolSpec], *, offer: ToolSelection, withheld: list[str], refusal: str
 ) -> Task | Rejection:
-    """`task` with these tools and nothing to call, or why no check could judge it; what would have been
-    called stands in `extra_info`. A right answer refuses, and says none of the facts that were asked for."""
-    return _told_apart(_abstaining(task, tools, withheld=withheld, refusal=refusal))
-
-
-def _told_apart(task: Task) -> Task | Rejection:
-    """The task, if its check accepts the refusal and none of the wrong answers."""
-    for answer, is_right in (
-        (task.truth.reference_answer, True),
-        *((a, False) for a in wrong_abstentions(task)),
-    ):
-        record = EpisodeRecord(
-            turns=(RecordedTurn(user_turn=0),),
-            final_answer=as_answered(task, answer) if is_right else answer,
-            stop_reason=StopReason.ANSWERED,
-        )
-        if (score(task, record)["success"] == 1.0) is not is_right:
-            code = RejectCode.GOLD_FAILS if is_right else RejectCode.WRONG_ANSWER_PASSES
-            return Rejection(code, repr(answer))
-    return task
-
-
-def _abstaining(task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], refusal: str) -> Task:
+    """`task` with these tools of the `offer` and nothing to call, or why no check could judge it; what would
+    have been called stands in `extra_info`. A right answer refuses, and says none of the facts that were
+    asked for."""
     truth = task.truth
     plan = [{"server": s.server, "tool": s.tool, "params": s.params} for s in truth.tool_sequence]
     ground_truth: JsonObject = {
@@ -80,22 +60,24 @@ def _abstaining(task: Task, tools: dict[str, ToolSpec], *, withheld: list[str], 
         "reference_answer": refusal,
         "abstain": True,
     }
-    if truth.answer_line:
-        ground_truth["answer_line"] = True
-    info: dict[str, Any] = {**task.extra_info, "tools": [tool.dotted for tool in tools.values()]}
-    info.pop("answer_from", None)
+    info = {name: told for name, told in task.extra_info.items() if name not in ("tools", "answer_from")}
     verdicts = {**info["verdicts"], "no_op": "calling fails", "minimal": "no steps", "withheld_answers": True}
     info |= {"class": "missing_function", "withheld": withheld, "would_call": plan, "verdicts": verdicts}
-    return task.model_copy(
-        update={
-            "prompt": (
-                Message(role="system", content=system_message(tools, answer_line=truth.answer_line)),
-                task.prompt[-1],
-            ),
-            "reward_spec": RewardSpec(ground_truth=GroundTruth.model_validate(ground_truth)),
-            "extra_info": info,
-        }
-    )
+    question = task.prompt[-1].content
+    made = build_task(offer, tools, ground_truth, question, data_source=task.data_source, **info)
+    return _told_apart(made)
+
+
+def _told_apart(task: Task) -> Task | Rejection:
+    """The task, if its check accepts the refusal and none of the wrong answers."""
+    refusal = as_answered(task, task.truth.reference_answer)
+    for answer, is_right in ((refusal, True), *((wrong, False) for wrong in wrong_abstentions(task))):
+        turns = (RecordedTurn(user_turn=0),)
+        record = EpisodeRecord(turns=turns, final_answer=answer, stop_reason=StopReason.ANSWERED)
+        if (score(task, record)["success"] == 1.0) is not is_right:
+            code = RejectCode.GOLD_FAILS if is_right else RejectCode.WRONG_ANSWER_PASSES
+            return Rejection(code, repr(answer))
+    return task
 
 
 async def _telling_tool(task: Task, offered: list[ToolSpec], cache: CallCache) -> str | None:
