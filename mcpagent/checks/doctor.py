@@ -345,8 +345,9 @@ def _check_dataset(
     if report.valid == report.records:
         unchecked = "" if catalog else "; tool names not checked"
         return result(name, PASS, f"{path}: {report.records} valid tasks{unchecked}")
-    first, wrong = report.findings[0], f"{report.rejects.total()} of {report.records} records are wrong"
-    return result(name, FAIL, f"{wrong}, the first at {first.where}: {first.message}", remedy)
+    where, rejection = report.findings[0]
+    wrong = f"{report.rejects.total()} of {report.records} records are wrong"
+    return result(name, FAIL, f"{wrong}, the first at {where}: {rejection.detail}", remedy)
 
 
 def _failed(name: str, error: UserError, *, remedy: str | None) -> CheckResult:

@@ -274,8 +274,8 @@ def samples(
 
 
 def _print_report(document: dict[str, Any], report: ValidationReport, file: Path, console: Console) -> None:
-    for finding in report.findings:
-        console.note(f"{finding.where}: {finding.code}: {finding.message}")
+    for where, rejection in report.findings:
+        console.note(f"{where}: {rejection.code}: {rejection.detail}")
     if report.rejects.total() > len(report.findings):
         console.note(f"... and {report.rejects.total() - len(report.findings)} more")
     for warning, count in report.warnings.most_common():

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.placeholders import format_value, reference_texts
@@ -66,7 +65,7 @@ class ExploredServers:
     """The servers that were named, and values that exploring cannot guess (`gen-data --seed-value`)."""
 
     tools: ToolsConfig
-    seed_values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    seed_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 async def explore(

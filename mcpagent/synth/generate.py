@@ -74,7 +74,7 @@ def make_dataset(
     answer_line: bool,
     explore: bool,
     console: Console,
-    seed_values: Mapping[str, Sequence[Any]] | None = None,
+    seed_values: Mapping[str, Sequence[str]] | None = None,
     rewriting: RewriteRun | None = None,
     shard: tuple[int, int] = (1, 1),
 ) -> JsonObject:
@@ -167,7 +167,7 @@ def _learn(
     opened: Tools,
     tools: ToolsConfig,
     console: Console,
-    given: Mapping[str, Sequence[Any]],
+    given: Mapping[str, Sequence[str]],
     *,
     seed: int,
 ) -> tuple[Learned, JsonObject]:
@@ -239,8 +239,8 @@ def _document(
         "candidates": data.candidates,
         "surplus": data.surplus,
         "stages": data.stages,
-        "rejects": {code.value: count for code, count in data.rejects.items()},
-        "reject_examples": {code.value: list(texts) for code, texts in data.examples.items()},
+        "rejects": {code.value: count for code, count in sorted(data.rejects.items())},
+        "reject_examples": {code.value: texts for code, texts in sorted(data.examples.items())},
         "entities": data.entities,
         "executed_calls": data.executed_calls,
         "paths": {split: str(path) for split, path in paths.items()},
@@ -353,10 +353,10 @@ def split_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.jsonl"
 
 
-def read_seed_values(given: Sequence[str]) -> dict[str, list[Any]]:
+def read_seed_values(given: Sequence[str]) -> dict[str, list[str]]:
     """Return the values of `[SERVER.][TOOL.]PARAM=VALUE` texts by the name of their parameter. Raises
     UserError."""
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list[str]] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value:
@@ -369,7 +369,7 @@ def read_seed_values(given: Sequence[str]) -> dict[str, list[Any]]:
     return values
 
 
-def values_by_slot(given: Mapping[str, Sequence[Any]], specs: Sequence[ToolSpec]) -> dict[str, list[Any]]:
+def values_by_slot(given: Mapping[str, Sequence[str]], specs: Sequence[ToolSpec]) -> dict[str, list[Any]]:
     """Return the values that a person named, by `SERVER.TOOL.PARAM` and as that parameter takes them. Raises
     UserError for a name that no tool has, and for a value that its parameter cannot take."""
     by_slot: dict[str, list[Any]] = {}
@@ -409,20 +409,19 @@ def _names_of(slot: Slot, spec: ToolSpec) -> list[str]:
     return [head + name for name in dict.fromkeys((slot.name, slot.parameter)) for head in heads]
 
 
-def _converted(slot: Slot, value: Any) -> Any:
+def _converted(slot: Slot, value: str) -> Any:
     """A value that a person named, of the type that the slot takes if it can be one."""
     if slot.schema.get("enum"):
-        return next((each for each in slot.schema["enum"] if str(each) == str(value)), value)
+        return next((each for each in slot.schema["enum"] if str(each) == value), value)
     if slot.type == "string":
-        return value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
+        return value
     if slot.type == "numbers":
-        parts = re.split(r"[,\s\[\]]+", value) if isinstance(value, str) else value
-        return [_parsed(part) for part in (parts if isinstance(parts, list) else [parts]) if part != ""]
+        return [_parsed(part) for part in re.split(r"[,\s\[\]]+", value) if part]
     return _parsed(value)
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: str) -> Any:
     try:
-        return json.loads(str(value).lower())
+        return json.loads(value.lower())
     except ValueError:
         return value

@@ -30,7 +30,7 @@ def test_a_record_with_an_unknown_method_is_refused_wherever_it_is_read(
             read()
     report = validate_dataset(path, catalog=None)
     assert (report.records, report.valid) == (1, 0)
-    assert "reward_spec.method" in report.findings[0].message
+    assert "reward_spec.method" in report.findings[0][1].detail
 
 
 def test_the_error_names_the_methods_that_there_are(tmp_path: Path) -> None:

@@ -26,40 +26,33 @@ from mcpagent.synth.tasks.stages import (
     VALIDATION_STAGES,
     RejectCode,
     Rejection,
+    by_stage,
     yield_table,
 )
 from mcpagent.tools.io_thread import IOThread
 
 _AT_ONCE = 32  # tasks executed at once
-MAX_FINDINGS = 50  # a file that is wrong throughout is wrong in the same way
-
-
-@dataclass(frozen=True)
-class RecordFinding:
-    """Why the record at `where` (file:line) is rejected."""
-
-    code: RejectCode
-    where: str
-    message: str
+_MOST_FINDINGS = 50  # a file that is wrong throughout is wrong in the same way
 
 
 @dataclass
 class ValidationReport:
-    """`records` seen, `rejects` by code, and the first MAX_FINDINGS of them in the order of the file.
-    `warnings` counts the records that could be passed without being done, `warned` is where the first is."""
+    """`records` seen, `rejects` by code, and of the first of them the place (file:line) and why, in the order
+    of the file. `warnings` counts the records that could be passed without being done, `warned` is where the
+    first is."""
 
     records: int = 0
     rejects: Counter[RejectCode] = field(default_factory=Counter)
-    findings: list[RecordFinding] = field(default_factory=list)
+    findings: list[tuple[str, Rejection]] = field(default_factory=list)
     warnings: Counter[str] = field(default_factory=Counter)
     warned: dict[str, str] = field(default_factory=dict)
     is_executed: bool = False
 
     def add(self, where: str, rejection: Rejection) -> None:
-        """Count the record at `where`, which is refused; the first findings are kept."""
+        """Count the record at `where`, which is refused; the first are kept."""
         self.rejects[rejection.code] += 1
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(RecordFinding(rejection.code, where, rejection.detail))
+        if len(self.findings) < _MOST_FINDINGS:
+            self.findings.append((where, rejection))
 
     def warn(self, where: str, task: Task) -> None:
         """Count what is doubtful about a sound task, with the first place of each kind."""
@@ -76,7 +69,10 @@ class ValidationReport:
         """Return the document of `data validate --json`."""
         stages = {**VALIDATION_STAGES, **(EXECUTION_STAGES if self.is_executed else {})}
         rejects = {code.value: self.rejects[code] for code in RejectCode if self.rejects[code]}
-        findings = [{"code": f.code.value, "where": f.where, "message": f.message} for f in self.findings]
+        findings = [
+            {"code": rejection.code.value, "where": where, "message": rejection.detail}
+            for where, rejection in self.findings
+        ]
         warnings = [
             {"message": message, "records": count, "first": self.warned[message]}
             for message, count in self.warnings.most_common()
@@ -86,7 +82,7 @@ class ValidationReport:
             "valid": self.valid,
             "rejects": rejects,
             "warnings": warnings,
-            "stages": yield_table(self.records, self.rejects, stages),
+            "stages": yield_table(self.records, by_stage(self.rejects, stages)),
             "findings": findings,
         }
 

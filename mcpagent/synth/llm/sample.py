@@ -32,7 +32,7 @@ from mcpagent.synth.llm.prompts import Commission, Prompts, fill_in
 from mcpagent.synth.tasks.inspect import groups_by
 from mcpagent.synth.tasks.prove import grounded
 from mcpagent.synth.tasks.run import CallCache
-from mcpagent.synth.tasks.stages import Rejection
+from mcpagent.synth.tasks.stages import Rejection, yield_table
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.tools.contract import ToolProvider
 
@@ -105,13 +105,10 @@ def sample_yield_table(outcomes: Sequence[SampleOutcome]) -> JsonObject:
     fixed or not."""
     finished = [outcome for outcome in outcomes if outcome.cap is None]
     last = [outcome.faults[-1] for outcome in finished if outcome.executed is None]
-    stages: list[JsonObject] = []
-    left = len(finished)
-    for stage in DraftStage:
-        rejects = Counter(fault.code for fault in last if fault.stage is stage)
-        out = left - rejects.total()
-        stages.append({"name": stage.value, "in": left, "out": out, "rejects": _sorted(rejects)})
-        left = out
+    rejects = {
+        stage.value: _sorted(Counter(fault.code for fault in last if fault.stage is stage))
+        for stage in DraftStage
+    }
     kept = [outcome for outcome in finished if outcome.executed is not None]
     drafts = [
         fault for outcome in outcomes for fault in outcome.faults if fault.stage is not DraftStage.DISTINCT
@@ -121,7 +118,7 @@ def sample_yield_table(outcomes: Sequence[SampleOutcome]) -> JsonObject:
         "finished": len(finished),
         "unfinished": len(outcomes) - len(finished),
         "stopped_by": sorted({outcome.cap for outcome in outcomes if outcome.cap is not None}),
-        "stages": stages,
+        "stages": yield_table(len(finished), rejects),
         "rejects": _sorted(Counter(fault.code for fault in last)),
         "reject_examples": _examples(last),
         "repaired": sum(bool(outcome.faults) for outcome in kept),

@@ -97,14 +97,22 @@ class RejectedTask(Exception):
         self.rejection = Rejection(code, detail)
 
 
-def yield_table(
-    count: int, rejects: Mapping[RejectCode, int], stages: Mapping[str, Iterable[RejectCode]]
-) -> list[JsonObject]:
-    """Return what went into each stage and what came out; `count` are those that entered the first one."""
+def by_stage(
+    rejects: Mapping[RejectCode, int], stages: Mapping[str, Iterable[RejectCode]]
+) -> dict[str, dict[str, int]]:
+    """Return what each stage rejected, by code."""
+    return {
+        name: {code.value: rejects[code] for code in codes if rejects.get(code)}
+        for name, codes in stages.items()
+    }
+
+
+def yield_table(count: int, rejects: Mapping[str, Mapping[str, int]]) -> list[JsonObject]:
+    """Return what went into each stage and what came out. `rejects` has by stage what it rejected, `count`
+    are those that entered the first one."""
     rows: list[JsonObject] = []
-    left = count
-    for name, codes in stages.items():
-        lost = {code.value: rejects[code] for code in codes if rejects.get(code)}
-        rows.append({"name": name, "in": left, "out": left - sum(lost.values()), "rejects": lost})
-        left -= sum(lost.values())
+    for name, lost in rejects.items():
+        left = count - sum(lost.values())
+        rows.append({"name": name, "in": count, "out": left, "rejects": lost})
+        count = left
     return rows

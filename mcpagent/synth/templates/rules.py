@@ -21,7 +21,7 @@ from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground, wrong_abstentions
 from mcpagent.synth.tasks.record import Candidate, ToolSelection, build_task, draft_task
 from mcpagent.synth.tasks.run import CallCache, as_answered, score
-from mcpagent.synth.tasks.stages import GENERATION_STAGES, RejectCode, Rejection, yield_table
+from mcpagent.synth.tasks.stages import GENERATION_STAGES, RejectCode, Rejection, by_stage, yield_table
 from mcpagent.synth.templates.pools import SPLITS, list_entities, split_entities
 from mcpagent.synth.templates.template import Template, TemplateSet
 from mcpagent.tools.contract import ToolProvider
@@ -114,20 +114,28 @@ _C = TypeVar("_C", bound="Keyed")
 Progress = Callable[[str, int], None]  # split, tasks that are new
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class GeneratedData:
     """`tasks` by split; `rejects` counts the candidates that did not become tasks, `examples` says for each
     code what happened in the first of them. `candidates` is how many were drawn, `surplus` how many of them
-    were shown to be good after there were enough."""
+    were shown to be good after there were enough; `tried` holds digests of their keys (`text_digest`)."""
 
-    tasks: Mapping[str, Sequence[Task]]
-    rejects: Mapping[RejectCode, int]
-    examples: Mapping[RejectCode, tuple[str, ...]]
-    candidates: int
-    surplus: int
     entities: Mapping[str, Mapping[str, int]]  # split -> pool -> number of entities
     catalog_hash: str
-    executed_calls: int
+    tasks: Mapping[str, Sequence[Task]] = field(default_factory=dict)
+    rejects: Counter[RejectCode] = field(default_factory=Counter)
+    examples: dict[RejectCode, list[str]] = field(default_factory=dict)
+    candidates: int = 0
+    surplus: int = 0
+    executed_calls: int = 0
+    tried: set[int] = field(default_factory=set)
+
+    def reject(self, rejection: Rejection) -> None:
+        """Count a candidate that was refused."""
+        self.rejects[rejection.code] += 1
+        texts = self.examples.setdefault(rejection.code, [])
+        if len(texts) < _EXAMPLES_KEPT:
+            texts.append(rejection.detail)
 
     def short_of(self, counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Return the splits with fewer tasks than were asked for: (made, asked)."""
@@ -137,11 +145,9 @@ class GeneratedData:
     @property
     def stages(self) -> list[JsonObject]:
         """The yield: what went into each stage and what came out, the last line being what is written."""
-        rows = yield_table(self.candidates, self.rejects, GENERATION_STAGES)
-        proven = self.candidates - sum(self.rejects.values())
-        lost = {"surplus": self.surplus} if self.surplus else {}
-        rows.append({"name": "wanted", "in": proven, "out": proven - self.surplus, "rejects": lost})
-        return rows
+        wanted = {"surplus": self.surplus} if self.surplus else {}
+        lost = {**by_stage(self.rejects, GENERATION_STAGES), "wanted": wanted}
+        return yield_table(self.candidates, lost)
 
 
 async def generate_dataset(
@@ -200,25 +206,6 @@ def _fitting(templates: Sequence[Template], entities: Mapping[str, Sequence[Any]
     ]
     asks_nothing = any(t.plan for t in templates) and not any(t.plan for t in fitting)
     return [] if asks_nothing else fitting
-
-
-@dataclass
-class Tally:
-    """The account of a run: `seen` holds digests of the keys tried in any split (`text_digest`), `rejects`
-    counts by code, and `examples` says for each code what happened in the first of them."""
-
-    seen: set[int] = field(default_factory=set)
-    rejects: Counter[RejectCode] = field(default_factory=Counter)
-    examples: dict[RejectCode, list[str]] = field(default_factory=dict)
-    candidates: int = 0
-    surplus: int = 0
-
-    def reject(self, rejection: Rejection) -> None:
-        """Count a candidate that was refused."""
-        self.rejects[rejection.code] += 1
-        texts = self.examples.setdefault(rejection.code, [])
-        if len(texts) < _EXAMPLES_KEPT:
-            texts.append(rejection.detail)
 
 
 @dataclass(kw_only=True)
@@ -297,28 +284,20 @@ async def fill_splits(
 ) -> GeneratedData:
     """Return up to `counts[split]` proven tasks of each source with the account of how they were found.
     `entities` are how many things there were to ask about. Raises UserError if there is not one task."""
-    tally, share = Tally(), share_of(counts, shard)
+    data, share = GeneratedData(entities=entities, catalog_hash=catalog_hash), share_of(counts, shard)
     tasks: dict[str, Sequence[Task]] = {split: () for split in SPLITS if counts.get(split)}
     for split, source in sources.items():
-        tasks[split] = await fill_split(source, share[split], tally, on_progress, shard)
+        tasks[split] = await fill_split(source, share[split], data, on_progress, shard)
     if not any(tasks.values()):
-        raise without_a_task(counts, tally)
-    return GeneratedData(
-        tasks=tasks,
-        rejects=dict(sorted(tally.rejects.items())),
-        examples={code: tuple(texts) for code, texts in sorted(tally.examples.items())},
-        candidates=tally.candidates,
-        surplus=tally.surplus,
-        entities=entities,
-        catalog_hash=catalog_hash,
-        executed_calls=cache.executed,
-    )
+        raise without_a_task(counts, data)
+    data.tasks, data.executed_calls = tasks, cache.executed
+    return data
 
 
 async def fill_split(
     source: TaskSource[_C],
     count: int,
-    tally: Tally,
+    data: GeneratedData,
     on_progress: Progress | None,
     shard: tuple[int, int] = (1, 1),
 ) -> Sequence[Task]:
@@ -332,14 +311,14 @@ async def fill_split(
         batch: list[_C] = []
         while len(batch) < _BATCH and fruitless < _MAX_FRUITLESS:
             candidate = source.next()
-            tally.candidates += 1
-            if candidate is None or (key := text_digest(candidate.key)) in tally.seen:
+            data.candidates += 1
+            if candidate is None or (key := text_digest(candidate.key)) in data.tried:
                 fruitless += 1
-                tally.rejects[RejectCode.DUPLICATE] += 1
+                data.rejects[RejectCode.DUPLICATE] += 1
                 continue
-            tally.seen.add(key)
+            data.tried.add(key)
             if derive_seed(0, "shard", candidate.key) % of != number - 1:
-                tally.candidates -= 1
+                data.candidates -= 1
                 continue
             batch.append(candidate)
         outcomes = await asyncio.gather(*map(source.make, batch))
@@ -351,19 +330,19 @@ async def fill_split(
                 fruitless = 0
             else:
                 fruitless += 1
-                tally.reject(outcome)
+                data.reject(outcome)
         if on_progress is not None:
             on_progress(source.split, len(kept) - before)
         if fruitless >= _MAX_FRUITLESS:
             break
-    tally.surplus += made - len(kept)
+    data.surplus += made - len(kept)
     return kept
 
 
-def without_a_task(counts: Mapping[str, int], tally: Tally) -> UserError:
+def without_a_task(counts: Mapping[str, int], data: GeneratedData) -> UserError:
     """Return why there is nothing to write."""
-    rejected = ", ".join(f"{code} {n}" for code, n in sorted(tally.rejects.items()))
-    examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(tally.examples.items())]
+    rejected = ", ".join(f"{code} {n}" for code, n in sorted(data.rejects.items()))
+    examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(data.examples.items())]
     why = f"rejected: {rejected}{''.join(examples)}" if rejected else "nothing to ask about has what it takes"
     asked = ", ".join(f"{split} {count}" for split, count in counts.items() if count)
     return UserError(

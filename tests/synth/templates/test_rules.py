@@ -16,7 +16,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.templates.pools import SplitShares
-from mcpagent.synth.templates.rules import GeneratedData, Tally, fill_split, generate_dataset
+from mcpagent.synth.templates.rules import GeneratedData, fill_split, generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
 
@@ -255,7 +255,8 @@ def test_a_task_more_is_few_bytes_more_in_memory(data: GeneratedData) -> None:
     for count in (1500, 3000):
         tracemalloc.start()
         try:
-            kept = asyncio.run(fill_split(Endless(data.tasks["train"][0]), count, Tally(), None))
+            account = GeneratedData(entities={}, catalog_hash="")
+            kept = asyncio.run(fill_split(Endless(data.tasks["train"][0]), count, account, None))
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
