@@ -231,7 +231,7 @@ async def _two_readings(cache: CallCache, call: Fact, reads: Sequence[Fact]) -> 
     async with cache.session() as session:
         before = [await _ask(session, read) for read in reads]
         done = await _ask(session, call)
-        if done.is_error or done.failure is not None:
+        if done.is_error:
             return " ".join(done.content.split())[:120]
         after = [await _ask(session, read) for read in reads]
     return list(zip(reads, before, after, strict=True))

@@ -32,10 +32,10 @@ class EffectCheck:
 
 def check_of(read: Fact, was: ToolResult, now: ToolResult, values: Sequence[Any]) -> EffectCheck | None:
     """Return what tells the change that a call with such values made; None if nothing does."""
-    if now.is_error or now.failure is not None or says_no(now):
+    if now.is_error or says_no(now):
         return None
     after = result_value(now)
-    before = None if was.is_error or was.failure is not None or says_no(was) else result_value(was)
+    before = None if was.is_error or says_no(was) else result_value(was)
     asked = set(map(str, scalars(read.arguments)))
     # In the listing of its folder a file goes by its name alone.
     shown = {value: str(value) for value in values}

@@ -212,8 +212,8 @@ class _Learner:
         asked = [(tool, harmless_arguments(tool.spec.input_schema, text=NO_NAME)) for tool in self.tools]
         calls = [(tool, a) for tool, a in asked if a is not None and NO_NAME in json.dumps(a)]
         for (tool, _), result in zip(calls, await self._all(session, calls), strict=True):
-            self.failed += _is_refusal(result)
-            tool.nonsense = None if _is_refusal(result) else as_text(result)
+            self.failed += result.is_error
+            tool.nonsense = None if result.is_error else as_text(result)
 
     def _judge(self, tool: _Tool, attempt: _Attempt, result: ToolResult) -> None:
         refusal = _refusal(tool, attempt, result)
@@ -297,13 +297,9 @@ def _key(arguments: JsonObject) -> str:
     return json.dumps(arguments, sort_keys=True)
 
 
-def _is_refusal(result: ToolResult) -> bool:
-    return result.is_error or result.failure is not None
-
-
 def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
     """What a tool said that did not answer; None if it answered."""
-    if _is_refusal(result) or says_no(result):
+    if result.is_error or says_no(result):
         return " ".join(result.content.split())[:200]
     if not leaves_of(shown_value(result)):
         return "it answered nothing"

@@ -62,7 +62,7 @@ async def observe(cache: CallCache, tools: Iterable[ToolSpec]) -> tuple[Observat
                 continue
             async with cache.session() as session:
                 result = await session.call(server=tool.server, tool=tool.name, arguments=arguments)
-            if not result.is_error and result.failure is None:
+            if not result.is_error:
                 seen.append(Observation(tool.dotted, arguments, result_value(result)))
         for observation in seen:
             values = {**known_values(observation.value), **_leaves(observation.value), **values}

@@ -25,7 +25,7 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.core.values import as_number
 from mcpagent.reward.answer import state_holds
 from mcpagent.reward.assignment import depends_on
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, grade, state_readings
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_readings
 from mcpagent.reward.text.phrasing import PHRASE_WORDS, tokens
 from mcpagent.synth.tasks.inspect import (
     answer_in_prompt,
@@ -62,9 +62,7 @@ def right_answers(task: Task, results: Mapping[str, Any]) -> list[str]:
     facts = _facts(task, results)
     if not facts:
         return []
-    check = task.truth.final_answer
-    assert check is not None
-    question = task.prompt[-1].content
+    check, question = _check(task), task.prompt[-1].content
     if task.truth.answer_line or check.type in ("pairs", "choice", "yes_no", "set", "list"):
         written = written_answer(resolve_references(check.value, results))
         if not task.truth.answer_line:
@@ -254,7 +252,7 @@ async def _fails_first(task: Task, cache: CallCache) -> tuple[ToolCall, ToolResu
         result = await session.call(
             server=invited["server"], tool=invited["tool"], arguments=invited["params"]
         )
-    if not result.is_error or result.failure is not FailureKind.TOOL_ERROR:
+    if result.failure is not FailureKind.TOOL_ERROR:
         raise RejectedTask(RejectCode.NO_ERROR, f"{invited}: {result.content[:200]}")
     call = ToolCall(id="invited", server=invited["server"], tool=invited["tool"], arguments=invited["params"])
     return call, result
@@ -269,34 +267,37 @@ def _gold_scores_one(
     if failing is not None:
         ways.append((RecordedTurn(user_turn=0, calls=(failing[0],), results=(failing[1],)),))
     for extra in ways:
-        record = gold_record(task, run, answer=answer, read_only=_reading(task, cache), extra=extra)
-        terms = score(task, record)
+        terms = _terms(task, run, answer, cache, extra=extra)
         if terms["reward"] is None or not math.isclose(terms["reward"], 1.0, abs_tol=1e-9):
             raise RejectedTask(RejectCode.GOLD_FAILS, f"with {str(answer)[:200]!r}: {terms}")
 
 
 def _answers_are_told_apart(task: Task, run: GoldRun, cache: CallCache, phrase_words: int) -> None:
     """After the right calls, a right answer in other words succeeds; raw results and a denial do not."""
-
-    def succeeds(answer: str) -> bool:
-        record = gold_record(task, run, answer=answer, read_only=_reading(task, cache))
-        return score(task, record)["success"] == 1.0
-
     for answer in right_answers(task, run.results):
-        if not succeeds(answer):
+        if _terms(task, run, answer, cache)["success"] != 1.0:
             raise RejectedTask(
                 RejectCode.GOLD_FAILS, f"with the right answer in other words: {answer[:200]!r}"
             )
     contents = [result.content for _, _, result in run.calls]
     for answer in wrong_answers(task, contents, run.results, phrase_words=phrase_words):
-        if succeeds(answer):
+        if _terms(task, run, answer, cache)["success"] == 1.0:
             raise RejectedTask(RejectCode.WRONG_ANSWER_PASSES, repr(answer[:200]))
 
 
-def _reading(task: Task, cache: CallCache) -> frozenset[str]:
-    """The tools of the plan that only read."""
+def _terms(
+    task: Task,
+    run: GoldRun,
+    answer: str | None,
+    cache: CallCache,
+    *,
+    extra: tuple[RecordedTurn, ...] = (),
+) -> dict[str, float | None]:
+    """What an episode is worth that makes the calls of `run`, after the turns of `extra`, and says
+    `answer`."""
     plan = task.truth.tool_sequence
-    return frozenset(f"{s.server}.{s.tool}" for s in plan if cache.is_read_only(s.server, s.tool))
+    read_only = frozenset(f"{s.server}.{s.tool}" for s in plan if cache.is_read_only(s.server, s.tool))
+    return score(task, gold_record(task, run, answer=answer, read_only=read_only, extra=extra))
 
 
 async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> GoldRun:
@@ -310,7 +311,7 @@ async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> GoldRun:
         holds = all(state_holds(check, result, run.results, was) for _, check, result, was in readings)
         if holds and any(check.expect for checks in task.truth.state.values() for check in checks):
             raise RejectedTask(RejectCode.STATE_ALREADY_HOLDS, str(task.truth.state))
-    terms = score(task, gold_record(task, untouched, answer="", read_only=_reading(task, cache)))
+    terms = _terms(task, untouched, "", cache)
     if terms["success"] != 0.0 or (task.truth.abstain and terms["answer"] == 1.0):
         raise RejectedTask(RejectCode.NO_OP_PASSES, f"an empty episode scores {terms}")
     return untouched
@@ -328,7 +329,7 @@ def _calling_fails(task: Task) -> None:
     record = EpisodeRecord(
         turns=turns, final_answer=task.truth.reference_answer, stop_reason=StopReason.ANSWERED
     )
-    success = {term.name: term.value for term in grade(task, record)}["success"]
+    success = score(task, record)["success"]
     if success != 0.0:
         raise RejectedTask(RejectCode.NO_OP_PASSES, f"an episode with a call has success {success}")
 
@@ -348,7 +349,7 @@ async def _every_step_counts(
         without = _with_dependants(step.step, plan)
         rest = await _run_without(task, run, cache, without, untouched)
         answer = final_words(task, run.results) if _is_known(task, run, without, sources) else None
-        terms = score(task, gold_record(task, rest, answer=answer, read_only=_reading(task, cache)))
+        terms = _terms(task, rest, answer, cache)
         if terms["success"] != 0.0:
             raise RejectedTask(
                 RejectCode.NOT_MINIMAL,

@@ -203,9 +203,9 @@ async def run_plan(session: SynthSession, task: Task, *, without: Collection[int
     truth = task.truth
     for server, calls in truth.setup.items():
         for call in calls:
-            await ask(session, server, call, RejectCode.SETUP_FAILED)
+            await _ask(session, server, call, RejectCode.SETUP_FAILED)
     before = [
-        await ask(session, server, check.call, RejectCode.STATE_UNREADABLE)
+        await _ask(session, server, check.call, RejectCode.STATE_UNREADABLE)
         for server, check in checks_with_before(truth)
     ]
     results: dict[str, Any] = {}
@@ -217,7 +217,9 @@ async def run_plan(session: SynthSession, task: Task, *, without: Collection[int
                 made.append(await _carry_out(session, step, results))
         for server, check in state_checks(truth):
             if check.user_turn == user_turn:
-                state.append(await _end_state(session, server, check.call, is_whole=not without))
+                # What the steps left out would have put there is missing: such a check does not hold.
+                code, may_fail = RejectCode.STATE_UNREADABLE, bool(without)
+                state.append(await _ask(session, server, check.call, code, may_fail=may_fail))
     return GoldRun(results=results, calls=tuple(made), state=tuple(state), before=tuple(before))
 
 
@@ -235,33 +237,22 @@ async def _carry_out(
     """Make the call of a step; what it finds joins `results`."""
     arguments = resolve_references(step.params, results)
     result = await session.call(server=step.server, tool=step.tool, arguments=arguments)
-    is_refusal = result.is_error or result.failure is not None
-    if is_refusal and not (step.finds_nothing and result.failure is FailureKind.TOOL_ERROR):
+    if result.is_error and not (step.finds_nothing and result.failure is FailureKind.TOOL_ERROR):
         detail = f"step {step.step}: {step.server}.{step.tool}({arguments}): {result.content[:200]}"
         raise RejectedTask(RejectCode.STEP_FAILED, detail)
     results[f"step{step.step}"] = shown_value(result)
     return step, ToolCall(id=result.call_id, server=step.server, tool=step.tool, arguments=arguments), result
 
 
-async def _end_state(session: SynthSession, server: str, call: StateCall, *, is_whole: bool) -> ToolResult:
-    """What a state check reads. After a part of a plan that may be an error: what the rest would have put
-    there is not there, and such a check does not hold."""
+async def _ask(
+    session: SynthSession, server: str, call: StateCall, code: RejectCode, *, may_fail: bool = False
+) -> ToolResult:
+    """Make a call about the state of a server. Raises RejectedTask with `code` if it fails; if it `may_fail`,
+    only if it did not reach the tool."""
     result = await session.call(server=server, tool=call.tool, arguments=call.arguments)
-    if is_whole or result.failure is not FailureKind.TOOL_ERROR:
-        _check_read(result, server, call, RejectCode.STATE_UNREADABLE)
-    return result
-
-
-async def ask(session: SynthSession, server: str, call: StateCall, code: RejectCode) -> ToolResult:
-    """Make a call about the state of a server. Raises RejectedTask with `code` if it fails."""
-    result = await session.call(server=server, tool=call.tool, arguments=call.arguments)
-    _check_read(result, server, call, code)
-    return result
-
-
-def _check_read(result: ToolResult, server: str, call: StateCall, code: RejectCode) -> None:
-    if result.is_error or result.failure is not None:
+    if result.is_error and not (may_fail and result.failure is FailureKind.TOOL_ERROR):
         raise RejectedTask(code, f"{server}.{call.tool}({call.arguments}): {result.content[:200]}")
+    return result
 
 
 def as_text(result: ToolResult) -> str:

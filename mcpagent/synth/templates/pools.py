@@ -154,7 +154,7 @@ async def _split_key(name: str, value: Any, key: SplitKey | None, cache: CallCac
 async def _ask(pool: str, cache: CallCache, server: str, tool: str, arguments: JsonObject) -> JsonObject:
     async with cache.session() as session:
         result = await session.call(server=server, tool=tool, arguments=arguments)
-    if result.is_error or result.failure is not None:
+    if result.is_error:
         raise UserError(
             f"pool {pool!r} cannot be listed: {server}.{tool}({arguments}) answered {result.content[:300]!r}",
             remedy="check the call with: mcpagent tools call SERVER.TOOL 'ARGUMENTS'",
