@@ -39,11 +39,6 @@ from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.io_thread import IOThread
 
-# Why a question stays as it was.
-EMPTY, LOST, TOLD, UNSOLVED, UNPLAYED = (
-    "empty", "entity_lost", "answer_in_prompt", "not_solved", "not_played",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class RewriteRun:
@@ -62,17 +57,6 @@ class RewriteRun:
     def models(self) -> JsonObject:
         """Who writes, and who solves."""
         return {"model": self.endpoint.model, "solver": (self.solver or self.endpoint).model}
-
-    def open_journal(self, catalog_hash: str) -> Journal:
-        """Return the journal of this run. Raises UserError if the file is of another run."""
-        run: JsonObject = {
-            "rewrite": dict(prompts()),
-            **self.models,
-            "max_output_tokens": self.max_output_tokens,
-            "seed": self.seed,
-            "catalog_hash": catalog_hash,
-        }
-        return Journal(self.journal, run=run, retry_failed=self.retry_failed)
 
     def apply(
         self, data: GeneratedData, pool: ToolProvider, io: IOThread, console: Console
@@ -112,7 +96,14 @@ async def rewrite_tasks(
     many stayed as they were, the rest if a cap is reached. Raises UserError if no request can succeed."""
     kept: Counter[str] = Counter()
     made: dict[str, DiskList[Task]] = {split: DiskList() for split in tasks}
-    with closing(run.open_journal(catalog_hash)) as journal:
+    asked: JsonObject = {
+        "rewrite": dict(prompts()),
+        **run.models,
+        "max_output_tokens": run.max_output_tokens,
+        "seed": run.seed,
+        "catalog_hash": catalog_hash,
+    }
+    with closing(Journal(run.journal, run=asked, retry_failed=run.retry_failed)) as journal:
         journal.charge(run.budget)
         async with (
             aclosing(Endpoint(run.endpoint, on_note=on_note)) as writer,
@@ -157,12 +148,12 @@ class _Rewriter:
         request = ChatRequest(messages=told, max_output_tokens=self.run.max_output_tokens)
         text = (await self.writer.ask(request, key=f"{task.id}:write")).text.strip()
         if not text:
-            return EMPTY
+            return "empty"
         changed = _with_question(task, text, self.run)
         if any(value not in text for value in _named(task)):
-            return LOST
+            return "entity_lost"
         if answer_in_prompt(changed) is not None:
-            return TOLD
+            return "answer_in_prompt"
         return await self._unsolved(changed) or changed
 
     async def _unsolved(self, task: Task) -> str | None:
@@ -184,8 +175,8 @@ class _Rewriter:
             renderer=None,
         )
         if trajectory.stop_reason is StopReason.FAILED:
-            return UNPLAYED
-        return None if trajectory.term("success") == 1.0 else UNSOLVED
+            return "not_played"
+        return None if trajectory.term("success") == 1.0 else "not_solved"
 
 
 @lru_cache(maxsize=1)

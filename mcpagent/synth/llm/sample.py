@@ -57,28 +57,27 @@ class Executor:
         self._turn = asyncio.Lock()
         self.executed_calls = 0
 
-    async def run(self, draft: Task) -> Executed | DraftFault:
-        """Return the settled task; its plan ran more than once and gave the same, is worth 1.0, and is
-        needed."""
+    async def run(self, draft: Task) -> JsonObject:
+        """Return the settled `task` with its `calls`, or a `fault`, as the journal keeps them. The plan of a
+        task without a fault ran more than once and gave the same, is worth 1.0, and is needed."""
         # A cache of its own: a call that was right for an earlier sample is evidence of that moment only.
         cache = CallCache(self._pool, turn=self._turn)
         outcome = await grounded(draft, cache)
         self.executed_calls += cache.executed
         if isinstance(outcome, Rejection):
-            return DraftFault(DraftStage.EXECUTE, outcome.code.value, outcome.detail[:_DETAIL_CHARS])
+            detail = outcome.detail[:_DETAIL_CHARS]
+            return {"fault": asdict(DraftFault(DraftStage.EXECUTE, outcome.code.value, detail))}
         task, run = outcome
-        return Executed(
-            task=task,
-            calls=tuple(
-                {
-                    "server": call.server,
-                    "tool": call.tool,
-                    "arguments": call.arguments,
-                    "result": result.content[:_SHOWN_CHARS],
-                }
-                for _, call, result in run.calls
-            ),
-        )
+        calls = [
+            {
+                "server": call.server,
+                "tool": call.tool,
+                "arguments": call.arguments,
+                "result": result.content[:_SHOWN_CHARS],
+            }
+            for _, call, result in run.calls
+        ]
+        return {"task": task_record(task), "calls": calls}
 
 
 def _shown(call: JsonObject) -> str:
@@ -223,11 +222,7 @@ class Workshop:
         """Take it from the journal if it is there: a live tool may answer differently, or cost money."""
         recorded: JsonObject | None = self.journal.executed(key)
         if recorded is None:
-            outcome = await self.executor.run(task)
-            if isinstance(outcome, DraftFault):
-                recorded = {"fault": asdict(outcome)}
-            else:
-                recorded = {"task": task_record(outcome.task), "calls": list(outcome.calls)}
+            recorded = await self.executor.run(task)
             self.journal.keep_executed(key, recorded)
         if (fault := recorded.get("fault")) is not None:
             raise FaultFound(DraftFault(DraftStage(fault["stage"]), fault["code"], fault["detail"]))
