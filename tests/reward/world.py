@@ -14,7 +14,9 @@ from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import Task
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.datasets.describe import task_class
-from mcpagent.synth.explore.tasks import explore_dataset
+from mcpagent.synth.explore.learning import learn
+from mcpagent.synth.explore.tasks import Learned, explore_dataset
+from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import Template, load_templates
 from mcpagent.tools.pool import ToolPool
@@ -114,7 +116,10 @@ async def full_tasks(
 async def explored_tasks(
     pool: ToolPool, *, count: int, per_class: int, answer_line: bool = False
 ) -> list[Task]:
-    data = await explore_dataset(pool, counts={"train": count}, seed=7, answer_line=answer_line)
+    cache = CallCache(pool)
+    learned = Learned(cache, await learn(cache, seed=7))
+    counts = {"train": count}
+    data = await explore_dataset(pool, counts=counts, seed=7, learned=learned, answer_line=answer_line)
     return _some_of_each(data.tasks["train"], per_class)
 
 

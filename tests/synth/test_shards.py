@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.synth.templates.rules import share_of
 from tests.running import mcpagent, refused
+from tests.synth.running import write_config
 
 pytestmark = pytest.mark.system
 
@@ -23,8 +23,7 @@ EXPLORED = ("--explore", "--servers", "mcp.json", "--train", "20", "--validation
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    entry = {"command": sys.executable, "args": [str(HARBOUR), "40"]}
-    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"harbour": entry}}))
+    write_config(tmp_path, "harbour", HARBOUR, 40)
     return tmp_path
 
 

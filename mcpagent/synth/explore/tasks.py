@@ -18,7 +18,6 @@ from mcpagent.errors import UserError
 from mcpagent.storage.datasets import text_digest
 from mcpagent.synth.explore.changes import Change, draw_change, state_of, watching
 from mcpagent.synth.explore.graph import Fact, ToolGraph, scalars
-from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
@@ -76,21 +75,18 @@ async def explore_dataset(
     distractors: int | None = None,
     answer_line: bool = False,
     on_progress: Progress | None = None,
-    learned: Learned | None = None,
+    learned: Learned,
     asked: Asked | None = None,
     shard: tuple[int, int] = (1, 1),
 ) -> GeneratedData:
-    """Return up to `counts[split]` distinct tasks for each split: as many as the servers have matter for. The
-    tools are looked at first, unless it is given what was `learned`.
+    """Return up to `counts[split]` distinct tasks for each split: as many as what was `learned` has matter
+    for.
 
     What is asked about in one split is not in another, and no call of training is about it either. `asked`
     says which questions, of every shape if it is None. A `shard` (I, N) makes the I-th of N shares. Raises
     UserError if no tool may be called, or none gives anything to ask about.
     """
     check_counts(counts)
-    if learned is None:
-        cache = CallCache(pool)
-        learned = Learned(cache, await learn(cache, seed=seed))
     if not learned.graph.facts:
         why = "; ".join(f"{', '.join(silence.tools)}: {silence.text}" for silence in learned.graph.silences)
         raise UserError(

@@ -1,6 +1,5 @@
 """`mcpagent gen-data`, `data validate` and `data stats` as a user runs them."""
 
-import gzip
 import json
 import re
 import tempfile
@@ -113,17 +112,6 @@ def test_validate_names_the_line_and_the_reason_of_every_bad_record(
     assert report["stages"][0] == {"name": "json", "in": 8, "out": 7, "rejects": {"json": 1}}
     assert report["stages"][-1] == {"name": "ids", "in": 3, "out": 2, "rejects": {"duplicate_id": 1}}
     assert f"{path}:6: unknown_tool" in done.stderr
-
-
-def test_validate_reads_arrays_and_compressed_files(
-    generated: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    out, _ = generated
-    path = tmp_path / "train.json.gz"
-    with gzip.open(path, "wt") as stream:
-        json.dump(records(out / "train.jsonl"), stream)
-    done = mcpagent("data", "validate", path, "--no-catalog", "--json")
-    assert (done.returncode, json.loads(done.stdout)["valid"]) == (0, 20)
 
 
 @pytest.mark.parametrize("command", ["validate", "stats"])

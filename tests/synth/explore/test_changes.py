@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from mcpagent.config.schema import ServerSection, ToolsConfig
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolAnnotations, ToolSpec
 from mcpagent.synth.explore.changes import Effects
@@ -21,34 +19,15 @@ from mcpagent.synth.tasks.prove import examine
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import Rejection
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import StdioServer
 from mcpagent.tools.setup import configured_servers, servers_with_own_state
+from tests.synth.running import in_own_process, tried
 
 pytestmark = pytest.mark.system
 NOTEBOOK = Path(__file__).with_name("notebook.py")
 
 
-def notebook(log: Path, *arguments: str, workspace: Path | None = None) -> ToolPool:
-    """A notebook of which each session has its own process."""
-    server = StdioServer(
-        name="notebook",
-        command=sys.executable,
-        args=("-S", str(NOTEBOOK), str(log), *arguments),
-        isolation="episode",
-    )
-    limits = ToolsConfig(
-        timeout_s=60,
-        per_server={"notebook": ServerSection(workspace=None if workspace is None else str(workspace))},
-    )
-    return ToolPool([server], limits)
-
-
-async def tried(pool: ToolPool, servers: Collection[str]) -> tuple[Learned, Effects]:
-    cache = CallCache(pool, own_instances=servers)
-    graph = await learn(cache, seed=2)
-    effects = Effects(cache, graph, servers, seed=2)
-    await effects.run()
-    return Learned(cache, graph, effects.changes, effects.watch), effects
+def notebook(log: Path, *arguments: Path, workspace: Path | None = None) -> ToolPool:
+    return in_own_process("notebook", NOTEBOOK, log, *arguments, workspace=workspace)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +42,7 @@ def explored(folder: Path) -> tuple[list[Task], Effects, list[str]]:
 
     async def run() -> tuple[list[Task], Effects]:
         async with notebook(log) as pool:
-            learned, effects = await tried(pool, ["notebook"])
+            learned, effects = await tried(pool, "notebook")
             asked = Asked(weights={"single": 1.0})
             data = await explore_dataset(pool, counts={"train": 40}, seed=2, learned=learned, asked=asked)
             return list(data.tasks["train"]), effects
@@ -160,8 +139,8 @@ def test_a_server_that_keeps_what_is_added_is_left_alone_and_a_copy_of_its_data_
     file, log = tmp_path / "notes.json", tmp_path / "log"
 
     async def run(*, is_copied: bool) -> Effects:
-        async with notebook(log, str(file), workspace=file if is_copied else None) as pool:
-            return (await tried(pool, ["notebook"]))[1]
+        async with notebook(log, file, workspace=file if is_copied else None) as pool:
+            return (await tried(pool, "notebook"))[1]
 
     kept = asyncio.run(run(is_copied=False))
     assert kept.kept == {"notebook"} and not kept.changes

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import date
 from random import Random
 from typing import Any, Literal
 
 import pytest
 
-from mcpagent.core.tasks import AnswerCheck
 from mcpagent.synth.explore.shapes import Shapes
-from mcpagent.synth.explore.tasks import Asked, explore_dataset
+from mcpagent.synth.explore.tasks import Asked
 from mcpagent.synth.explore.walks import Walk
 from tests.synth.explore.worlds import World
+from tests.synth.running import explored
 
 COMMITS = [
     {"hash": f"{7919 * (n + 3):x}", "author": ("Ada", "Bo", "Kit")[n % 3], "subject": subject}
@@ -154,11 +153,8 @@ def test_who_is_asked_for_a_date_need_not_say_the_time() -> None:
             "date": {"fair": "2024-02-07", "race": "2024-05-09", "feast": "2024-11-23"}[event] + " 10:12:00"
         }
 
-    async def run() -> list[AnswerCheck | None]:
-        async with World("town", get_event).pool() as pool:
-            asked = Asked(weights={"single": 1})
-            made = await explore_dataset(pool, counts={"train": 6}, seed=1, asked=asked, answer_line=True)
-            return [task.truth.final_answer for task in made.tasks["train"]]
-
-    checks = [check for check in asyncio.run(run()) if check and check.type == "date"]
+    pool, asked = World("town", get_event).pool(), Asked(weights={"single": 1})
+    made = explored(pool, {"train": 6}, seed=1, asked=asked, answer_line=True)
+    answers = [task.truth.final_answer for task in made.tasks["train"]]
+    checks = [check for check in answers if check and check.type == "date"]
     assert checks and {check.precision for check in checks} == {"day"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from datetime import date, timedelta
@@ -13,14 +12,12 @@ import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.placeholders import resolve_references
-from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.candidates import LIKELY, POSSIBLE, argument_shape, learned_rank
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.paging import is_paging, next_page
 from mcpagent.synth.explore.questions import is_worth_asking
-from mcpagent.synth.explore.tasks import explore_dataset
 from tests.synth.explore.worlds import (
     BOOKS,
     NOTES,
@@ -33,21 +30,13 @@ from tests.synth.explore.worlds import (
     stations,
     tool_edges,
 )
+from tests.synth.running import explored
 
 _Letter = Literal["a", "bb", "ccc", "dddd", "eeeee"]
 
 
-def explored(world: World, count: int, *, seed: int = 0) -> tuple[Task, ...]:
-    async def run() -> tuple[Task, ...]:
-        async with world.pool() as pool:
-            return (await explore_dataset(pool, counts={"train": count}, seed=seed)).tasks["train"]
-
-    return asyncio.run(run())
-
-
 def test_the_ships_of_a_long_list_are_asked_about_wherever_they_stand_in_it() -> None:
-    world = harbour()
-    tasks = explored(world, 150)
+    tasks = explored(harbour().pool(), {"train": 150}).tasks["train"]
     asked = json.dumps([[step.params for step in task.truth.tool_sequence] for task in tasks])
     asked += json.dumps([[task.prompt[-1].content, task.truth.user_turns] for task in tasks])
     places = [place for place, name in enumerate(SHIPS) if name in asked]

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.running import mcpagent, refused
+from tests.synth.running import write_config
 
 ARCHIVE = Path(__file__).with_name("archive.py")
-EXPLORE = (
-    "gen-data",
-    "--explore",
-    "--servers",
-    "mcp.json",
-    "--train",
-    "30",
-    "--validation",
-    "0",
-    "--heldout",
-    "6",
-)
+COUNTS = ("--train", "30", "--validation", "0", "--heldout", "6")
+EXPLORE = ("gen-data", "--explore", "--servers", "mcp.json", *COUNTS)
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    entry = {"command": sys.executable, "args": [str(ARCHIVE), str(tmp_path)]}
-    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"archive": entry}}))
+    write_config(tmp_path, "archive", ARCHIVE, tmp_path)
     return tmp_path
 
 

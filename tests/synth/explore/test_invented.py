@@ -10,9 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import ToolAnnotations
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolResult
@@ -20,15 +18,15 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.synth.explore.invented import invented_like
-from mcpagent.synth.explore.tasks import Asked, explore_dataset
+from mcpagent.synth.explore.tasks import Asked
 from mcpagent.synth.tasks.prove import examine
 from mcpagent.synth.tasks.run import CallCache, score
 from mcpagent.synth.tasks.stages import Rejection
 from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import InProcessServer
+from tests.synth.explore.worlds import World
+from tests.synth.running import explored
 
-READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 LAMPS = {
     f"{first}{last}": {"height_m": 31 + 7 * a + b, "keeper": f"{last.title()} {first}son"}
     for a, first in enumerate(("Alder", "Birch", "Crane", "Dove", "Falcon", "Heron", "Kite", "Otter"))
@@ -41,61 +39,52 @@ def list_lamps() -> dict[str, Any]:
     return {"lamps": list(LAMPS)}
 
 
-def refuses(lamp: str) -> dict[str, Any]:
+def lamp_refuses(lamp: str) -> dict[str, Any]:
     """Height and keeper of a lighthouse."""
     if lamp not in LAMPS:
         raise ToolError(f"unknown: {lamp}")
     return LAMPS[lamp]
 
 
-def answers_politely(lamp: str) -> dict[str, Any]:
+def lamp_answers_politely(lamp: str) -> dict[str, Any]:
     """Height and keeper of a lighthouse."""
     return LAMPS.get(lamp) or {"remark": f"{lamp} stands nowhere on this coast"}
 
 
-def answers_with_nothing(lamp: str) -> dict[str, Any]:
+def lamp_answers_with_nothing(lamp: str) -> dict[str, Any]:
     """Height and keeper of a lighthouse."""
     return LAMPS.get(lamp) or {"height_m": None, "keeper": ""}
 
 
-def knows_every_name(lamp: str) -> dict[str, Any]:
+def lamp_knows_every_name(lamp: str) -> dict[str, Any]:
     """Height and keeper of a lighthouse."""
     return LAMPS.get(lamp) or {"height_m": 20 + len(lamp) % 7, "keeper": lamp[::-1]}
 
 
-def keeps_all_books(lamp: str) -> dict[str, Any]:
+def lamp_keeps_all_books(lamp: str) -> dict[str, Any]:
     """The log of a lighthouse."""
     return {"entries": 40 + 7919 * sum(map(ord, lamp)) % 5003}
 
 
 def coast(*tools: Callable[..., Any]) -> ToolPool:
-    server = MCPServer("coast", log_level="ERROR")
-    server.add_tool(list_lamps, annotations=READS)
-    for tool in tools:
-        server.add_tool(tool, name=f"lamp_{tool.__name__}", annotations=READS)
-    return ToolPool([InProcessServer(name="coast", server=server)])
+    return World("coast", list_lamps, *tools).pool()
 
 
 @functools.cache
-def explored(*tools: Callable[..., Any]) -> GeneratedData:
-    async def run() -> GeneratedData:
-        asked = Asked(weights={"single": 1.0, "unknown_entity": 1.0})
-        async with coast(*tools) as pool:
-            counts = {"train": 60, "heldout": 20}
-            return await explore_dataset(pool, counts=counts, seed=6, asked=asked)
-
-    return asyncio.run(run())
+def of_coast(*tools: Callable[..., Any]) -> GeneratedData:
+    asked = Asked(weights={"single": 1.0, "unknown_entity": 1.0})
+    return explored(coast(*tools), {"train": 60, "heldout": 20}, seed=6, asked=asked)
 
 
 def unknown(data: GeneratedData, split: str = "train") -> list[Task]:
     return [task for task in data.tasks[split] if task.extra_info["class"] == "unknown_entity"]
 
 
-@pytest.mark.parametrize("tool", [refuses, answers_politely, answers_with_nothing])
+@pytest.mark.parametrize("tool", [lamp_refuses, lamp_answers_politely, lamp_answers_with_nothing])
 def test_a_name_that_nothing_has_is_asked_about_like_one_that_something_has(
     tool: Callable[..., Any],
 ) -> None:
-    data = explored(tool)
+    data = of_coast(tool)
     tasks = unknown(data)
     assert 8 <= len(tasks) <= len(data.tasks["train"]) / 3
     for task in tasks:
@@ -111,14 +100,14 @@ def test_a_name_that_nothing_has_is_asked_about_like_one_that_something_has(
 
 
 def test_no_name_of_one_split_is_in_another() -> None:
-    data = explored(refuses)
+    data = of_coast(lamp_refuses)
     names = [{task.extra_info["invented"] for task in unknown(data, split)} for split in ("train", "heldout")]
     assert names[0] and names[1] and not names[0] & names[1]
 
 
-@pytest.mark.parametrize("tools", [(knows_every_name,), (refuses, keeps_all_books)])
+@pytest.mark.parametrize("tools", [(lamp_knows_every_name,), (lamp_refuses, lamp_keeps_all_books)])
 def test_what_any_tool_tells_something_of_is_not_asked(tools: tuple[Callable[..., Any], ...]) -> None:
-    data = explored(*tools)
+    data = of_coast(*tools)
     assert not unknown(data)
     assert any(code.value == "exists" for code in data.rejects)
 
@@ -142,7 +131,7 @@ def episode(task: Task, answer: str, *, calls: bool = True) -> float | None:
 
 
 def test_looking_it_up_and_saying_so_succeeds_and_nothing_else_does() -> None:
-    for task in unknown(explored(refuses)):
+    for task in unknown(of_coast(lamp_refuses)):
         name = task.extra_info["invented"]
         assert task.truth.final_answer is not None
         real = task.truth.final_answer.without[0]
@@ -159,14 +148,14 @@ def test_looking_it_up_and_saying_so_succeeds_and_nothing_else_does() -> None:
 
 
 def test_the_gold_policy_plays_it_and_a_task_of_a_dataset_is_proven_again() -> None:
-    (task, *_) = unknown(explored(refuses))
+    (task, *_) = unknown(of_coast(lamp_refuses))
 
     async def run() -> tuple[Any, Any]:
-        async with coast(refuses) as pool:
+        async with coast(lamp_refuses) as pool:
             again = await examine(task, CallCache(pool))
         LAMPS[task.extra_info["invented"]] = {"height_m": 77, "keeper": "Nobody"}
         try:
-            async with coast(refuses) as pool:
+            async with coast(lamp_refuses) as pool:
                 return again, await examine(task, CallCache(pool))
         finally:
             del LAMPS[task.extra_info["invented"]]

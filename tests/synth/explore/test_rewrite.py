@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,26 +15,23 @@ from mcpagent.core.tasks import Task
 from mcpagent.llm.budget import ApiBudget, Price
 from mcpagent.llm.endpoint import EndpointSettings
 from mcpagent.synth.explore.rewrite import RewriteRun, rewrite_tasks
-from mcpagent.synth.explore.tasks import explore_dataset
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 from tests.llm.service import API_KEY, Answer, Received, Service, says, service
 from tests.running import mcpagent
 from tests.synth.explore import port_server
 from tests.synth.explore.port_server import build
+from tests.synth.running import explored, write_config
 
 Tasks = Mapping[str, tuple[Task, ...]]
 
 
 @pytest.fixture(scope="module")
 def tasks() -> Tasks:
-    async def run() -> tuple[Task, ...]:
-        async with ToolPool([InProcessServer(name="port", server=build())]) as pool:
-            return (await explore_dataset(pool, counts={"train": 120}, seed=4)).tasks["train"]
-
+    pool = ToolPool([InProcessServer(name="port", server=build())])
     made = [
         t
-        for t in asyncio.run(run())
+        for t in explored(pool, {"train": 120}, seed=4).tasks["train"]
         if t.extra_info["shape"] in ("single", "asked") and not t.truth.user_turns
     ]
     plain = [t for t in made if all("${" not in str(s.params) for s in t.truth.tool_sequence)]
@@ -142,13 +138,11 @@ def test_the_command_rewrites_what_it_explored_and_says_so(tmp_path: Path) -> No
             return says(received, f"Hey, {later[0]}")
         return says(received, "I do not know.")
 
-    script = Path(port_server.__file__)
-    servers = {"mcpServers": {"port": {"command": sys.executable, "args": [str(script)]}}}
-    (tmp_path / "mcp.json").write_text(json.dumps(servers))
+    servers = write_config(tmp_path, "port", port_server.__file__)
     counts = ("--train", "6", "--validation", "0", "--heldout", "0", "--out", tmp_path / "tasks", "--json")
     with service(model) as at:
         done = mcpagent(
-            "gen-data", "--explore", "--rewrite", "--servers", tmp_path / "mcp.json", "--set",
+            "gen-data", "--explore", "--rewrite", "--servers", servers, "--set",
             f"api.base_url={at.url}", "--model", "m", "--set", "api.max_requests=200", *counts,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr

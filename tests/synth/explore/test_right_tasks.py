@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,26 +11,14 @@ import pytest
 
 from mcpagent.core.tasks import Task
 from mcpagent.synth.explore.changes import Effects
-from mcpagent.synth.explore.learning import learn
-from mcpagent.synth.explore.tasks import Learned, explore_dataset
+from mcpagent.synth.explore.tasks import explore_dataset
 from mcpagent.synth.tasks.prove import examine
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import Rejection
-from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import StdioServer
+from tests.synth.running import in_own_process, tried
 
 pytestmark = pytest.mark.system
 LIBRARY = Path(__file__).with_name("library_server.py")
-
-
-def library(log: Path, *options: str) -> ToolPool:
-    server = StdioServer(
-        name="library",
-        command=sys.executable,
-        args=("-S", str(LIBRARY), str(log), *options),
-        isolation="episode",
-    )
-    return ToolPool([server])
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +29,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(log: Path) -> tuple[list[Task], Effects]:
     async def run() -> tuple[list[Task], Effects]:
-        async with library(log) as pool:
-            cache = CallCache(pool, own_instances=["library"])
-            graph = await learn(cache, seed=2)
-            effects = Effects(cache, graph, ["library"], seed=2)
-            await effects.run()
-            learned = Learned(cache, graph, effects.changes, effects.watch)
+        async with in_own_process("library", LIBRARY, log) as pool:
+            learned, effects = await tried(pool, "library")
             data = await explore_dataset(pool, counts={"train": 80}, seed=2, learned=learned)
             return list(data.tasks["train"]), effects
 
@@ -136,7 +119,7 @@ def test_a_task_whose_list_has_another_order_in_each_process_is_not_proven(
     ordered = [task for task in made[0] if "books[" in json.dumps(task.truth.model_dump())]
 
     async def run() -> list[object]:
-        async with library(tmp_path / "log", "--stale") as pool:
+        async with in_own_process("library", LIBRARY, tmp_path / "log", "--stale") as pool:
             return [await examine(task, CallCache(pool)) for task in ordered]
 
     assert all(isinstance(outcome, Rejection) for outcome in asyncio.run(run()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any, Literal
 
@@ -10,8 +9,9 @@ import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.tasks import Task
-from mcpagent.synth.explore.tasks import Asked, explore_dataset
+from mcpagent.synth.explore.tasks import Asked
 from tests.synth.explore.worlds import World
+from tests.synth.running import explored
 
 _STATES = ("open", "redeemed", "forfeited")
 PLEDGES = {
@@ -67,13 +67,8 @@ def pawnshop() -> World:
 @pytest.fixture(scope="module")
 def tasks() -> list[Task]:
     weights = {"single": 3, "chain": 3, "both": 4, "counted": 2, "missing_function": 3, "missing_entity": 1}
-
-    async def run() -> list[Task]:
-        async with pawnshop().pool() as pool:
-            made = await explore_dataset(pool, counts={"train": 110}, seed=3, asked=Asked(weights=weights))
-            return list(made.tasks["train"])
-
-    return asyncio.run(run())
+    made = explored(pawnshop().pool(), {"train": 110}, seed=3, asked=Asked(weights=weights))
+    return list(made.tasks["train"])
 
 
 def said(task: Task) -> str:

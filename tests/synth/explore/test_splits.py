@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-
-from mcp.server import MCPServer
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.subjects import Subjects
-from mcpagent.synth.explore.tasks import explore_dataset
-from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import InProcessServer
-from tests.synth.explore.worlds import READS
+from tests.synth.explore.worlds import World
+from tests.synth.running import explored
 
 _SECOND = ("Star", "Rose", "Pearl", "Wind", "Crown", "Dawn", "Grace", "Bell", "Maid", "Queen")
 _SHIPS = {
@@ -56,17 +51,10 @@ def named(task: Task) -> set[str]:
 
 
 def test_training_neither_asks_about_nor_begins_with_what_another_split_asks_about() -> None:
-    server = MCPServer("fleet", log_level="ERROR")
-    for tool in (list_ships, ship, cargo, captain):
-        server.add_tool(tool, annotations=READS)
-
-    async def run() -> dict[str, tuple[Task, ...]]:
-        async with ToolPool([InProcessServer(name="fleet", server=server)]) as pool:
-            counts = {"train": 150, "validation": 10, "heldout": 40}
-            return dict((await explore_dataset(pool, counts=counts, seed=4)).tasks)
-
-    tasks = asyncio.run(run())
-    assert asyncio.run(run()) == tasks, "the same seed gives the same tasks"
+    fleet = World("fleet", list_ships, ship, cargo, captain)
+    counts = {"train": 150, "validation": 10, "heldout": 40}
+    tasks = explored(fleet.pool(), counts, seed=4).tasks
+    assert explored(fleet.pool(), counts, seed=4).tasks == tasks, "the same seed gives the same tasks"
     things = {*_SHIPS, *_CAPTAINS}
     trained = {name for task in tasks["train"] for name in asked_about(task) | named(task)} & things
     held_out = {name for task in tasks["heldout"] for name in asked_about(task)} & things

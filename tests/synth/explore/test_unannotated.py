@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.synth.explore.words import seems_to_read
 from tests.running import mcpagent
+from tests.synth.running import write_config
 
-NOTEBOOK = Path(__file__).with_name("silent_server.py")
+LIGHTHOUSES = Path(__file__).with_name("silent_server.py")
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,7 @@ def test_what_a_tool_seems_to_do_is_told_by_its_first_words(name: str, descripti
 
 @pytest.mark.system
 def test_the_guess_is_taken_if_told_and_stands_beside_the_dataset(tmp_path: Path) -> None:
-    entry = {"command": sys.executable, "args": ["-S", str(NOTEBOOK), str(tmp_path / "log")]}
-    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"silent": entry}}))
+    write_config(tmp_path, "silent", "-S", LIGHTHOUSES, tmp_path / "log")
     counts = ("--train", "8", "--validation", "0", "--heldout", "2", "--out", "d", "--json")
     words = ("gen-data", "--explore", "--servers", "mcp.json", *counts)
     asked = mcpagent(*words, cwd=tmp_path)
@@ -56,8 +55,7 @@ def test_the_guess_is_taken_if_told_and_stands_beside_the_dataset(tmp_path: Path
 @pytest.mark.system
 def test_a_task_that_is_right_once_only_is_left_out(tmp_path: Path) -> None:
     """The server tells other heights after its third start."""
-    entry = {"command": sys.executable, "args": ["-S", str(NOTEBOOK), str(tmp_path / "log"), "--grows"]}
-    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"silent": entry}}))
+    write_config(tmp_path, "silent", "-S", LIGHTHOUSES, tmp_path / "log", "--grows")
     counts = ("--train", "8", "--validation", "0", "--heldout", "0", "--out", "d", "--json")
     read_only = ("--read-only", "silent.list_lamps,silent.get_lamp")
     done = mcpagent("gen-data", "--explore", "--servers", "mcp.json", *read_only, *counts, cwd=tmp_path)

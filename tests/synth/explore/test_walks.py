@@ -2,112 +2,71 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
-from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
-from mcpagent.synth.explore.tasks import Asked, explore_dataset
+from mcpagent.synth.explore.tasks import Asked
 from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 from tests.synth.explore.port_server import SHIPS, build
+from tests.synth.explore.worlds import World
+from tests.synth.running import explored
 
 _TABLES = {
-    "ships": [
-        ("Aurora", 5209.5),
-        ("Borealis", 1237.7),
-        ("Caravel", 5934.25),
-        ("Dorado", 4493.1),
-        ("Esperance", 5545.9),
-        ("Fortuna", 2210.75),
-    ],
-    "ports": [
-        ("Lisbon", 28.5),
-        ("Genoa", 11.75),
-        ("Bergen", 17.3),
-        ("Cadiz", 9.5),
-        ("Varna", 12.25),
-        ("Split", 21.5),
-    ],
-    "crews": [
-        ("Ada", 812.5),
-        ("Grace", 641.25),
-        ("Edsger", 377.5),
-        ("Barbara", 529.75),
-        ("Alan", 455.5),
-        ("Kurt", 702.25),
-    ],
+    "ships": {"Aurora": 520.5, "Bella": 123.7, "Caravel": 593.25, "Dora": 449.1, "Elsa": 554.9, "Fox": 221.75},
+    "ports": {"Lisbon": 28.5, "Genoa": 11.75, "Bergen": 17.3, "Cadiz": 9.5, "Varna": 12.25, "Split": 21.5},
+    "crews": {"Ada": 812.5, "Grace": 641.25, "Edsger": 377.5, "Kit": 529.75, "Alan": 455.5, "Kurt": 702.25},
 }
 
 
-class Ledger:
-    """A server that says nothing of its tools, and prints Python; `calls` is what reached it."""
+def list_tables() -> str:
+    """List all tables of the ledger"""
+    return str([{"name": name} for name in _TABLES])
 
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
 
-    def list_tables(self) -> str:
-        """List all tables of the ledger"""
-        self.calls["list_tables"] += 1
-        return str([{"name": name} for name in _TABLES])
+def read_query(query: str) -> str:
+    """Execute a SELECT query on the ledger"""
+    table = query.removeprefix("SELECT * FROM ")
+    if table not in _TABLES:
+        raise ToolError(f"no such table: {table}")
+    return str([{"label": label, "weight": weight} for label, weight in _TABLES[table].items()])
 
-    def read_query(self, query: str) -> str:
-        """Execute a SELECT query on the ledger"""
-        self.calls["read_query"] += 1
-        table = query.removeprefix("SELECT * FROM ")
-        if table not in _TABLES:
-            raise ValueError(f"no such table: {table}")
-        return str([{"label": label, "weight": weight} for label, weight in _TABLES[table]])
 
-    def drop_table(self, table: str) -> str:
-        """Delete a table"""
-        self.calls["drop_table"] += 1
-        return "gone"
+def drop_table(table: str) -> str:
+    """Delete a table"""
+    return "gone"
 
-    def explore(self, *, read_only: Sequence[str]) -> tuple[Task, ...]:
-        server = MCPServer("ledger", log_level="ERROR")
-        for tool in (self.list_tables, self.read_query, self.drop_table):
-            server.add_tool(tool, structured_output=False)
 
-        async def run() -> tuple[Task, ...]:
-            served = InProcessServer(name="ledger", server=server)
-            async with ToolPool([served], ToolsConfig(read_only=tuple(read_only))) as pool:
-                return (await explore_dataset(pool, counts={"train": 60}, seed=4)).tasks["train"]
-
-        return asyncio.run(run())
+def ledger() -> World:
+    """A server that says nothing of its tools, and prints Python."""
+    return World("ledger", list_tables, read_query, drop_table, is_silent=True)
 
 
 def test_a_server_that_says_nothing_of_its_tools_is_explored_as_far_as_they_are_named() -> None:
-    ledger = Ledger()
-    tasks = ledger.explore(read_only=["ledger.list_tables", "ledger.read_query"])
-    assert len(tasks) >= 40
-    assert set(ledger.calls) == {"list_tables", "read_query"}
+    world = ledger()
+    pool = world.pool(read_only=["ledger.list_tables", "ledger.read_query"])
+    assert len(explored(pool, {"train": 60}, seed=4).tasks["train"]) >= 40
+    assert set(world.calls) == {"list_tables", "read_query"}
 
 
 def test_without_a_name_nothing_is_called_and_the_error_says_how_to_give_one() -> None:
-    ledger = Ledger()
+    world = ledger()
     with pytest.raises(UserError, match="read_query: does not say that it only reads") as refused:
-        ledger.explore(read_only=[])
-    assert not ledger.calls
+        explored(world.pool(), {"train": 60}, seed=4)
+    assert not world.calls
     assert "--read-only SERVER.TOOL" in (refused.value.remedy or "")
 
 
 def test_a_question_says_what_is_wanted_and_never_what_the_tools_are_called() -> None:
-    async def run() -> tuple[tuple[Task, ...], set[str]]:
-        servers = ["polygon", "fmp", "tavily", "slack"]
-        async with ToolPool(builtin_servers(servers, limited=False)) as pool:
-            data = await explore_dataset(pool, counts={"train": 100}, seed=2)
-            return data.tasks["train"], {spec.name for spec in pool.tools.values()}
-
-    tasks, names = asyncio.run(run())
+    pool = ToolPool(builtin_servers(["polygon", "fmp", "tavily", "slack"], limited=False))
+    tasks = explored(pool, {"train": 100}, seed=2).tasks["train"]
+    names = {spec.name for spec in pool.tools.values()}
     classes = {task.extra_info["class"] for task in tasks}
     assert {"single", "sequential", "parallel", "missing_parameter", "missing_function"} <= classes
     said = [" ".join([task.prompt[-1].content, *task.truth.user_turns]) for task in tasks]
@@ -120,11 +79,8 @@ def test_a_question_says_what_is_wanted_and_never_what_the_tools_are_called() ->
 
 @pytest.fixture(scope="module")
 def port() -> GeneratedData:
-    async def run() -> GeneratedData:
-        async with ToolPool([InProcessServer(name="port", server=build())]) as pool:
-            return await explore_dataset(pool, counts={"train": 150}, seed=5)
-
-    return asyncio.run(run())
+    pool = ToolPool([InProcessServer(name="port", server=build())])
+    return explored(pool, {"train": 150}, seed=5)
 
 
 def of_shape(port: GeneratedData, shape: str) -> list[Task]:
@@ -186,31 +142,14 @@ def test_what_cannot_be_done_reads_like_what_can(port: GeneratedData) -> None:
     assert not answers & {"Done.", "You are welcome."}
 
 
+SAILORS = {
+    "Ada Berg": "Aurora", "Bo Lund": "Pride of Riga", "Edsger van Dam": "Iris", "Grace Hopper": "Juno",
+    "Kit Moe": "Caravel Rose", "Lea Roe": "Dawn", "Mona Ek": "Dorado", "Nils Quist": "Wind",
+    "Olga Dahl": "Bell", "Per Voss": "Maid",
+}  # fmt: skip
 CREW = {
-    f"C-{310 + 37 * place}": {
-        "full name": f"{first} {last}",
-        "ship": ship,
-        "badge": str(50_231 + 611 * place),
-    }
-    for place, (first, last, ship) in enumerate(
-        zip(
-            ("Ada", "Bo", "Edsger", "Grace", "Kit", "Lea", "Mona", "Nils", "Olga", "Per"),
-            ("Berg", "Lund", "van Dam", "Hopper", "Moe", "Roe", "Ek", "Quist", "Dahl", "Voss"),
-            (
-                "Aurora",
-                "Pride of Riga",
-                "Iris",
-                "Juno",
-                "Caravel Rose",
-                "Dawn",
-                "Dorado",
-                "Wind",
-                "Bell",
-                "Maid",
-            ),
-            strict=True,
-        )
-    )
+    f"C-{310 + 37 * place}": {"full name": name, "ship": ship, "badge": str(50_231 + 611 * place)}
+    for place, (name, ship) in enumerate(SAILORS.items())
 }
 HULLS = {
     sailor["ship"]: {"laid down": f"{1950 + place} in {sailor['ship'][:2]}x", "tons": str(1100 + 37 * place)}
@@ -224,31 +163,22 @@ def test_what_lines_say_after_a_name_is_compared_chained_and_not_to_be_pasted() 
             raise ToolError(f"there is no {key}")
         return "\n".join(f"{name}: {value}" for name, value in records[key].items())
 
-    server = MCPServer("harbour", log_level="ERROR")
-
-    @server.tool(structured_output=False)
     def list_sailors() -> str:
         """The codes of all sailors."""
         return str([{"code": code} for code in CREW])
 
-    @server.tool(structured_output=False)
     def sailor(code: str) -> str:
         """What is known of a sailor."""
         return lines(CREW, code)
 
-    @server.tool(structured_output=False)
     def hull(ship: str) -> str:
         """What is known of a ship."""
         return lines(HULLS, ship)
 
-    async def run() -> tuple[Task, ...]:
-        served = InProcessServer(name="harbour", server=server)
-        async with ToolPool([served], ToolsConfig(read_only=("harbour",))) as pool:
-            asked = Asked(weights={"both": 2, "chain": 1})
-            return (await explore_dataset(pool, counts={"train": 140}, seed=3, asked=asked)).tasks["train"]
-
+    pool = World("harbour", list_sailors, sailor, hull, is_silent=True).pool(read_only=["harbour"])
+    asked = Asked(weights={"both": 2, "chain": 1})
     by_shape: dict[str, list[Task]] = {}
-    for task in asyncio.run(run()):
+    for task in explored(pool, {"train": 140}, seed=3, asked=asked).tasks["train"]:
         by_shape.setdefault(task.extra_info["shape"], []).append(task)
     records = {**CREW, **HULLS}
     widths: set[int] = set()  # words before the badges that are asked for in pairs

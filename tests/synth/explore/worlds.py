@@ -13,6 +13,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
+from mcpagent.config.schema import ToolsConfig
 from mcpagent.synth.explore.graph import ToolGraph
 from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.tasks.run import CallCache
@@ -73,11 +74,13 @@ NOTES = {
 
 
 class World:
-    """A server of the given tools. With `slow`, each call of them waits so long for its answer, in turn."""
+    """A server of the given tools, which say that they only read and have a schema of what they return,
+    unless it `is_silent`."""
 
-    def __init__(self, name: str, *tools: Callable[..., Any]) -> None:
+    def __init__(self, name: str, *tools: Callable[..., Any], is_silent: bool = False) -> None:
         self.name = name
         self.tools = tools
+        self.is_silent = is_silent
         self.calls: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -104,11 +107,16 @@ class World:
 
         return counted
 
-    def pool(self, delays: Sequence[float] = ()) -> ToolPool:
+    def pool(self, delays: Sequence[float] = (), *, read_only: Sequence[str] = ()) -> ToolPool:
+        """With `delays`, each call waits so long for its answer, in turn."""
         server = MCPServer(self.name, log_level="ERROR")
         for tool in self.tools:
-            server.add_tool(self._served(tool, delays), annotations=READS)
-        return ToolPool([InProcessServer(name=self.name, server=server)])
+            if self.is_silent:
+                server.add_tool(self._served(tool, delays), structured_output=False)
+            else:
+                server.add_tool(self._served(tool, delays), annotations=READS)
+        served = InProcessServer(name=self.name, server=server)
+        return ToolPool([served], ToolsConfig(read_only=tuple(read_only)))
 
     def learned(self, *, seed: int = 0, delays: Sequence[float] = (), **options: Any) -> ToolGraph:
         async def run() -> ToolGraph:

@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import RunError, UserError
-from mcpagent.policy.contract import Policy, Sampling
 from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy
-from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.tools.pool import ToolPool
 from tests.llm.service import Answer, Received, error, says, service
 from tests.synth.llm.model import KINDS, Question, model, right_task, vote
 from tests.synth.llm.running import JOURNAL, answered, generate, invoke, journal, written
+from tests.synth.running import play
 
 
 @pytest.fixture(scope="module")
@@ -116,19 +114,12 @@ def test_the_meter_counts_every_request_and_what_it_cost(made: tuple[Any, Any, l
 def test_the_tasks_can_be_played_gold_wins_and_silence_loses(made: tuple[Any, list[Task], Any]) -> None:
     _, tasks, _ = made
 
-    async def play(policy: Policy) -> list[Trajectory]:
-        settings = AgentSettings(sampling=Sampling())
-        attempts = [
-            Attempt(task=task, attempt=0, group_id=task.id, seed=derive_seed(0, n))
-            for n, task in enumerate(tasks)
-        ]
+    async def played() -> list[list[Trajectory]]:
+        policies = (GoldPolicy(tasks), ScriptedPolicy(lambda _: ""))
         async with ToolPool(builtin_servers()) as pool:
-            return [
-                await run_attempt(a, policy=policy, tools=pool, settings=settings, renderer=None)
-                for a in attempts
-            ]
+            return [await play(pool, tasks, policy) for policy in policies]
 
-    gold, silent = asyncio.run(play(GoldPolicy(tasks))), asyncio.run(play(ScriptedPolicy(lambda _: "")))
+    gold, silent = asyncio.run(played())
     assert [t.reward for t in gold] == [1.0] * len(tasks)
     assert not any(t.is_success for t in silent)
 

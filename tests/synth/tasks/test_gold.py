@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mcpagent.config.environment import resource_path
-from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.policy.contract import Policy, Sampling
 from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy
-from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
+from tests.synth.running import play
 
 # What the shipped templates do not use: later user messages, a prepared workspace, a parallel group.
 CONVERSATION = """\
@@ -48,16 +46,6 @@ state:
 async def generate(pool: ToolPool, templates: TemplateSet, count: int) -> tuple[Task, ...]:
     data = await generate_dataset(pool, templates, counts={"heldout": count}, seed=11)
     return data.tasks["heldout"]
-
-
-async def play(pool: ToolPool, tasks: Sequence[Task], policy: Policy) -> list[Trajectory]:
-    settings = AgentSettings(sampling=Sampling())
-    attempts = [
-        Attempt(task=t, attempt=0, group_id=t.id, seed=derive_seed(0, n)) for n, t in enumerate(tasks)
-    ]
-    return [
-        await run_attempt(a, policy=policy, tools=pool, settings=settings, renderer=None) for a in attempts
-    ]
 
 
 def test_the_gold_plan_of_every_task_scores_one_and_silence_fails_in_the_real_environment() -> None:

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from mcpagent.synth.tasks.prove import plays_alike
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import Rejection
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import StdioServer
+from tests.synth.running import in_own_process
 
 CHANNELS = {"server": "slack", "tool": "list_slack_channels"}
 HISTORY = {"server": "slack", "tool": "get_slack_channel_history"}
@@ -78,13 +77,6 @@ def test_a_failed_read_is_not_remembered() -> None:
 SHELVES = Path(__file__).with_name("shelves.py")
 
 
-def shelves(starts: Path) -> ToolPool:
-    """A library of which each session has its own process."""
-    command = (sys.executable, "-S", str(SHELVES), str(starts))
-    server = StdioServer(name="shelves", command=command[0], args=command[1:], isolation="episode")
-    return ToolPool([server])
-
-
 async def asked(cache: CallCache, generation: int, tool: str, said: str, *, only_reads: bool = True) -> Any:
     parameter = "shelf" if tool == "open_shelf" else "title"
     async with cache.session(generation=generation, only_reads=only_reads) as session:
@@ -101,7 +93,7 @@ def test_reads_of_a_generation_share_a_process(tmp_path: Path) -> None:
         """How many processes were started, after each stage."""
         starts.write_text("")
         counts = []
-        async with shelves(starts) as pool:
+        async with in_own_process("shelves", SHELVES, starts) as pool:
             cache = CallCache(pool, own_instances=own_instances)
             for generation in (0, 1):
                 for title in titles:
@@ -118,7 +110,7 @@ def test_reads_of_a_generation_share_a_process(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_a_session_that_may_change_something_shares_nothing(tmp_path: Path) -> None:
     async def run() -> list[str]:
-        async with shelves(tmp_path / "starts") as pool:
+        async with in_own_process("shelves", SHELVES, tmp_path / "starts") as pool:
             cache = CallCache(pool, own_instances=["shelves"])
             await asked(cache, 0, "open_shelf", "north")
             shared = await asked(cache, 0, "read_book", "Anna")
@@ -149,7 +141,7 @@ def test_a_plan_that_is_right_only_after_the_reads_of_others_is_wrong_on_a_fresh
     )
 
     async def run() -> tuple[object, object]:
-        async with shelves(tmp_path / "starts") as pool:
+        async with in_own_process("shelves", SHELVES, tmp_path / "starts") as pool:
             shared = CallCache(pool, own_instances=["shelves"])
             await asked(shared, 0, "open_shelf", "north")
             return await plays_alike(task, shared), await plays_alike(task, CallCache(pool))

@@ -12,27 +12,23 @@ from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
-from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.tasks.run import CallCache, final_words, gold_record, replay, score
-from mcpagent.synth.templates.rules import GeneratedData, generate_dataset
+from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
-from tests.synth.explore.worlds import tool_edges
+from tests.synth.running import generated
 
 DATA_SERVERS = ["polygon", "fmp", "tavily", "slack"]
 
 
-def generate(templates: TemplateSet, count: int) -> GeneratedData:
-    async def run() -> GeneratedData:
-        async with ToolPool(builtin_servers(DATA_SERVERS, limited=False)) as pool:
-            return await generate_dataset(pool, templates, counts={"train": count}, seed=5)
-
-    return asyncio.run(run())
+def of_templates(templates: TemplateSet, count: int) -> GeneratedData:
+    pool = ToolPool(builtin_servers(DATA_SERVERS, limited=False))
+    return generated(pool, templates, {"train": count}, seed=5)
 
 
 @pytest.fixture(scope="module")
 def full() -> GeneratedData:
-    return generate(load_templates(resource_path("templates/full")).for_servers(DATA_SERVERS), 150)
+    return of_templates(load_templates(resource_path("templates/full")).for_servers(DATA_SERVERS), 150)
 
 
 def test_every_class_is_there_and_the_yield_accounts_for_every_candidate(full: GeneratedData) -> None:
@@ -148,20 +144,9 @@ def test_what_is_not_fit_to_train_on_is_rejected_with_its_reason(tmp_path: Path)
     for code, text in CASES.items():
         (tmp_path / f"{code}.yaml").write_text(f"name: {code}\n{shared}{textwrap.dedent(text)}")
     with pytest.raises(UserError, match="rejected: ") as refused:
-        generate(load_templates(tmp_path), 1)
+        of_templates(load_templates(tmp_path), 1)
     for code in CASES:
         assert f"\n  {code}: {code}: " in refused.value.message, "of the template that is wrong in this way"
-
-
-def test_the_graph_finds_that_a_list_of_channels_feeds_their_history_and_never_calls_a_writing_tool() -> None:
-    async def run() -> tuple[dict[str, dict[str, int]], set[str]]:
-        async with ToolPool(builtin_servers(["slack"], limited=False)) as pool:
-            graph = await learn(CallCache(pool))
-            return tool_edges(graph), {fact.spec.name for fact in graph.facts}
-
-    edges, called = asyncio.run(run())
-    assert edges["slack.list_slack_channels"]["slack.get_slack_channel_history.channel_id"] > 5
-    assert "send_slack_message" not in called
 
 
 def of_class(data: GeneratedData, name: str) -> list[Task]:

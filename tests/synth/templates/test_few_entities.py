@@ -3,10 +3,8 @@ empty."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,31 +13,21 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
 from mcpagent.run.episodes import evaluated_file, open_tasks
 from mcpagent.storage.datasets import read_tasks, write_jsonl
-from mcpagent.synth.explore.tasks import explore_dataset
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
-from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from tests.run.world import TRAIN
 from tests.running import mcpagent, refused
+from tests.synth.running import explored, write_config
 
 SMALL = Path(__file__).parents[2] / "cli" / "small_servers.py"
 HARBOUR = Path(__file__).parents[2] / "cli" / "harbour.py"
 
 
-def explored(ships: int, counts: Mapping[str, int], *, seed: int = 0) -> GeneratedData:
-    server = StdioServer(name="harbour", command=sys.executable, args=(str(HARBOUR), str(ships)))
-
-    async def run() -> GeneratedData:
-        async with ToolPool([server]) as pool:
-            return await explore_dataset(pool, counts=counts, seed=seed)
-
-    return asyncio.run(run())
-
-
 @pytest.mark.parametrize(("ships", "seed"), [(3, 0), (5, 1)])
 def test_each_split_that_is_asked_for_has_a_task_and_no_entity_of_another(ships: int, seed: int) -> None:
-    data = explored(ships, {"train": 20, "validation": 4, "heldout": 6}, seed=seed)
+    server = StdioServer(name="harbour", command=sys.executable, args=(str(HARBOUR), str(ships)))
+    data = explored(ToolPool([server]), {"train": 20, "validation": 4, "heldout": 6}, seed=seed)
     assert all(data.tasks[split] for split in SPLITS)
     about = {split: {task.extra_info["about"] for task in data.tasks[split]} for split in SPLITS}
     assert not about["train"] & (about["validation"] | about["heldout"])
@@ -64,8 +52,7 @@ def test_an_assignment_gives_each_split_its_least_and_moves_no_more_keys(count: 
 
 
 def test_gen_data_says_in_one_sentence_which_split_is_short_and_writes_no_empty_file(tmp_path: Path) -> None:
-    entry = {"command": sys.executable, "args": [str(HARBOUR), "1"]}
-    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"harbour": entry}}))
+    write_config(tmp_path, "harbour", HARBOUR, 1)
     counts = ("--train", "20", "--validation", "4", "--heldout", "6")
     done = mcpagent("gen-data", "--servers", "mcp.json", *counts, "--out", "d", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -81,8 +68,7 @@ def test_gen_data_says_in_one_sentence_which_split_is_short_and_writes_no_empty_
 
 def templates_of_tables(folder: Path, *, slots: int) -> Path:
     """A server with three tables, and a template that needs `slots` of them for a task."""
-    entry = {"command": sys.executable, "args": [str(SMALL), "sqlite"]}
-    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"sqlite": entry}}))
+    write_config(folder, "sqlite", SMALL, "sqlite")
     templates = folder / "templates"
     templates.mkdir()
     (templates / "pools.yaml").write_text(

@@ -16,9 +16,10 @@ from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
 from mcpagent.synth.templates.pools import SplitShares
-from mcpagent.synth.templates.rules import GeneratedData, fill_split, generate_dataset
+from mcpagent.synth.templates.rules import GeneratedData, fill_split
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
+from tests.synth.running import generated
 
 COUNTS = {"train": 60, "validation": 30, "heldout": 40}
 TICKER = re.compile(r"\b[A-Z]{4}\b")
@@ -39,12 +40,7 @@ def generate(
     *, seed: int, counts: Mapping[str, int] = COUNTS, templates: TemplateSet | None = None, **options: Any
 ) -> GeneratedData:
     chosen = templates or load_templates(resource_path("templates/tasks"))
-
-    async def run() -> GeneratedData:
-        async with ToolPool(builtin_servers()) as pool:
-            return await generate_dataset(pool, chosen, counts=counts, seed=seed, **options)
-
-    return asyncio.run(run())
+    return generated(ToolPool(builtin_servers()), chosen, counts, seed=seed, **options)
 
 
 @pytest.fixture(scope="module")
@@ -110,15 +106,6 @@ def test_the_system_message_is_the_same_for_every_task_and_lists_the_whole_catal
     assert {task.extra_info["catalog_hash"] for task in tasks} == {data.catalog_hash}
 
 
-def test_sampled_distractors_stand_beside_the_tools_of_the_plan() -> None:
-    for task in generate(seed=3, counts={"heldout": 30}, distractors=4).tasks["heldout"]:
-        gold = {f"{step.server}.{step.tool}" for step in task.truth.tool_sequence}
-        assert task.offered_tools is not None
-        assert gold <= set(task.offered_tools)
-        assert len(task.offered_tools) == len(gold) + 4
-        assert len(task.prompt[0].content.splitlines()) == 1 + len(task.offered_tools)
-
-
 def test_stored_answers_are_values_and_not_references(data: GeneratedData) -> None:
     for task in (task for split in data.tasks.values() for task in split):
         truth = task.truth
@@ -178,12 +165,8 @@ def test_posts_to_a_server_that_all_sessions_share_do_not_disturb_each_other(tmp
     templates = write_templates(tmp_path, posts=yaml.safe_dump(posting))
 
     shared = ToolsConfig(per_server={"slack": ServerSection(isolation="shared")})
-
-    async def run() -> GeneratedData:
-        async with ToolPool(builtin_servers(), shared) as pool:
-            return await generate_dataset(pool, templates, counts={"heldout": 60}, seed=0)
-
-    assert set(asyncio.run(run()).rejects) <= {"duplicate"}
+    data = generated(ToolPool(builtin_servers(), shared), templates, {"heldout": 60}, seed=0)
+    assert set(data.rejects) <= {"duplicate"}
 
 
 def test_asking_for_more_tasks_than_there_are_gives_those_and_says_which_split_is_short(
