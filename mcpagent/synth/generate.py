@@ -232,10 +232,8 @@ def _tools_of(task: Task) -> Iterator[str]:
 def _document(
     data: GeneratedData, paths: Mapping[str, Path], templates: TemplateSet, *, seed: int, seconds: float
 ) -> JsonObject:
-    everything = count_tasks(task for tasks in data.tasks.values() for task in tasks).as_json()
     return {
-        "records": everything["records"],
-        **{name: everything[name] for name in everything if name.startswith("by_")},
+        **counted_tasks(data.tasks),
         "candidates": data.candidates,
         "surplus": data.surplus,
         "stages": data.stages,
@@ -249,6 +247,12 @@ def _document(
         "seed": seed,
         "seconds": round(seconds, 3),
     }
+
+
+def counted_tasks(tasks: Mapping[str, Sequence[Task]]) -> JsonObject:
+    """Return how many tasks the splits have together, by what they are."""
+    counts = count_tasks(task for members in tasks.values() for task in members).as_json()
+    return {name: count for name, count in counts.items() if name == "records" or name.startswith("by_")}
 
 
 def check_output(folder: Path, *, splits: Iterable[str] = SPLITS, overwrite: bool) -> None:

@@ -47,7 +47,6 @@ _PAGES = 6  # that are followed from one call
 # A tool that tells a field of such a name of today tells what is of now.
 _NOW = {(name,) for name in ("date", "time", "datetime", "day", "now", "today", "timestamp", "iso")}
 
-NOT_READ_ONLY = "does not say that it only reads"
 SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
 
 
@@ -161,7 +160,7 @@ async def learn(
     async with cache.session(generation=2) as later:
         await learner.drop_what_changes(later)
     silences = [
-        Silence("not_read_only", NOT_READ_ONLY, (spec.dotted,))
+        Silence("not_read_only", "does not say that it only reads", (spec.dotted,))
         for spec in cache.specs
         if not spec.annotations.read_only
     ]

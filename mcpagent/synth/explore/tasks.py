@@ -38,7 +38,6 @@ from mcpagent.synth.templates.rules import (
 )
 from mcpagent.tools.contract import ToolProvider
 
-DATA_SOURCE = "synthetic/explored"
 _SPARE_TURNS = 3
 _LACKING = 3  # solvable walks for each in which nothing is to be called
 _AT_LEAST, _AT_MOST = 0.25, 0.5  # of the walks change something, if a server can be changed
@@ -179,9 +178,9 @@ class _WalkSource:
         begins_anywhere = self.split != "train" and self.asked.begins_anywhere
         return [*(() if begins_anywhere else self.subjects.of_walk(walk)), *invented]
 
-    def _rng(self, *label: int) -> Random:
+    def _rng(self) -> Random:
         self.index += 1
-        return Random(derive_seed(self.seed, "walk", self.split, self.index - 1, *label))
+        return Random(derive_seed(self.seed, "walk", self.split, self.index - 1))
 
     def _drawn(self) -> Walk | None:
         return self.shapes.draw(self._rng()) if self.facts else None
@@ -283,7 +282,7 @@ def _draft(
         tools,
         truth,
         said[0],
-        data_source=DATA_SOURCE,
+        data_source="synthetic/explored",
         generator="explore",
         **{"class": walk.kind},
         shape=walk.shape,

@@ -23,6 +23,7 @@ from mcpagent.reward.validate import task_problems
 from mcpagent.synth.llm.prompts import TaskSettings
 from mcpagent.synth.tasks.record import ToolSelection, build_task
 from mcpagent.synth.tasks.run import ToolShelf
+from mcpagent.synth.tasks.stages import RejectCode
 from mcpagent.tools.catalog import near_match
 
 
@@ -37,26 +38,21 @@ class DraftStage(StrEnum):
 
 
 class DraftFaultCode(StrEnum):
-    """Reasons besides those of `llm.FailureReason` (no answer) and `ground.RejectCode` (the plan's run)."""
+    """Reasons besides those of `FailureReason` (no answer) and `RejectCode` (its form and its run)."""
 
     REFUSED = "refused"  # the model or a content filter declined
     TRUNCATED = "truncated"  # the answer stops at the token limit
     MALFORMED = "malformed"  # the answer is not a JSON object
-    SCHEMA = "schema"  # a JSON object of another form
-    UNKNOWN_TOOL = "unknown_tool"
-    INVALID_ARGUMENTS = "invalid_arguments"  # they break the tool's input schema
     BAD_REFERENCE = "bad_reference"  # unreadable, or not to an earlier step
-    LIMITS = "limits"  # too many calls, or too few for the complexity asked for
     UNUSED_STEP = "unused_step"  # a call that only reads and that nothing refers to
     UNGROUNDED = "ungrounded"  # the answer is the model's own words
     UNJUDGEABLE = "unjudgeable"  # the reward could not judge it
     VOTED_DOWN = "voted_down"
     VOTES_MISSING = "votes_missing"  # too few votes could be read for a majority
-    DUPLICATE = "duplicate"
 
 
-# The model will decline again, and a copy cannot be fixed.
-_FINAL = {DraftFaultCode.REFUSED, DraftFaultCode.DUPLICATE, DraftFaultCode.VOTES_MISSING}
+# The model will decline again, and a vote that is missing says nothing of the draft.
+_FINAL = {DraftFaultCode.REFUSED, DraftFaultCode.VOTES_MISSING}
 
 
 @dataclass(frozen=True)
@@ -136,10 +132,9 @@ def read_reply(reply: ChatReply, form: type[_Form]) -> _Form:
         return form.model_validate(value)
     except ValidationError as error:
         problems = "; ".join(describe(detail, root="the answer") for detail in error.errors()[:5])
-        _fail(DraftFaultCode.SCHEMA, problems, DraftStage.GENERATE)
+        _fail(RejectCode.SCHEMA, problems, DraftStage.GENERATE)
 
 
-DATA_SOURCE = "synthetic/llm"
 _LONGEST_PROMPT = 2000  # characters
 
 
@@ -162,16 +157,16 @@ class FormatCheck:
         if not low <= len(draft.steps) <= high:
             range_text = f"{low}" if low == high else f"{low} to {high}"
             _fail(
-                DraftFaultCode.LIMITS,
+                RejectCode.LIMITS,
                 f"{len(draft.steps)} steps, but a {complexity} task has {range_text} here",
             )
         if len(draft.steps) + 1 > self.settings.max_turns:
             _fail(
-                DraftFaultCode.LIMITS,
+                RejectCode.LIMITS,
                 f"{len(draft.steps)} steps and an answer pass {self.settings.max_turns} turns",
             )
         if not draft.user_prompt.strip() or len(draft.user_prompt) > _LONGEST_PROMPT:
-            _fail(DraftFaultCode.SCHEMA, f"user_prompt must have 1 to {_LONGEST_PROMPT} characters")
+            _fail(RejectCode.SCHEMA, f"user_prompt must have 1 to {_LONGEST_PROMPT} characters")
         plan = [self._step(step, number) for number, step in enumerate(draft.steps, start=1)]
         self._check_answer(draft, plan)
         task = self._record(draft, plan, complexity)
@@ -185,21 +180,21 @@ class FormatCheck:
         if spec is None:
             hint = near_match(f"{step.server}.{step.tool}", self.usable) or ""
             _fail(
-                DraftFaultCode.UNKNOWN_TOOL, f"{where}: there is no {step.server}.{step.tool}. {hint}".strip()
+                RejectCode.UNKNOWN_TOOL, f"{where}: there is no {step.server}.{step.tool}. {hint}".strip()
             )
         try:
             arguments = json.loads(step.arguments or "{}")
         except ValueError as error:
-            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}: arguments are not JSON: {error}")
+            _fail(RejectCode.INVALID_ARGUMENTS, f"{where}: arguments are not JSON: {error}")
         if not isinstance(arguments, dict):
-            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}: arguments are not a JSON object")
+            _fail(RejectCode.INVALID_ARGUMENTS, f"{where}: arguments are not a JSON object")
         late = sorted(n for n in _references(where, arguments) if not 1 <= n < number)
         if late:
             _fail(
                 DraftFaultCode.BAD_REFERENCE, f"{where} refers to step {late[0]}, which has not run by then"
             )
         if fault := self.shelf.argument_fault(step.server, step.tool, arguments):
-            _fail(DraftFaultCode.INVALID_ARGUMENTS, f"{where}, {spec.dotted}: {fault}")
+            _fail(RejectCode.INVALID_ARGUMENTS, f"{where}, {spec.dotted}: {fault}")
         return {"step": number, "server": step.server, "tool": step.tool, "params": arguments}
 
     def _check_answer(self, draft: Draft, plan: list[JsonObject]) -> None:
@@ -209,7 +204,7 @@ class FormatCheck:
             _fail(
                 DraftFaultCode.BAD_REFERENCE, f"the answer refers to step {unknown[0]}, which the plan lacks"
             )
-        reads = {s["step"] for s in plan if self._spec(s).annotations.read_only}
+        reads = {s["step"] for s in plan if self.shelf.is_read_only(s["server"], s["tool"])}
         if answer.type == "none" and plan[-1]["step"] in reads:
             _fail(
                 DraftFaultCode.UNGROUNDED, "answer.type none is for a plan whose last step changes something"
@@ -220,14 +215,11 @@ class FormatCheck:
                 what = repr(bare[0]) if bare else "answer.values or final_answer"
                 _fail(DraftFaultCode.UNGROUNDED, f"{what} holds no reference such as ${{step1.field}}")
             if answer.type != "must_include" and len(answer.values) != 1:
-                _fail(DraftFaultCode.SCHEMA, f"answer.type {answer.type} takes one value")
+                _fail(RejectCode.SCHEMA, f"answer.type {answer.type} takes one value")
         used = cited.union(*(_references("step", step["params"]) for step in plan))
         if unused := sorted(reads - used):
             detail = f"nothing uses the result of step {unused[0]}: refer to it, or leave it out"
             _fail(DraftFaultCode.UNUSED_STEP, detail)
-
-    def _spec(self, step: JsonObject) -> ToolSpec:
-        return self.usable[f"{step['server']}.{step['tool']}"]
 
     def _record(self, draft: Draft, plan: list[JsonObject], complexity: Complexity) -> Task:
         key = json.dumps([draft.user_prompt, plan], sort_keys=True)
@@ -253,7 +245,7 @@ class FormatCheck:
             tools,
             truth,
             draft.user_prompt.strip(),
-            data_source=DATA_SOURCE,
+            data_source="synthetic/llm",
             generator="llm",
             **{"class": "single" if len(plan) == 1 else "sequential"},
         )
@@ -266,5 +258,5 @@ def _references(where: str, value: Any) -> set[int]:
         _fail(DraftFaultCode.BAD_REFERENCE, f"{where}: {error}")
 
 
-def _fail(code: DraftFaultCode, detail: str, stage: DraftStage = DraftStage.FORMAT) -> NoReturn:
+def _fail(code: DraftFaultCode | RejectCode, detail: str, stage: DraftStage = DraftStage.FORMAT) -> NoReturn:
     raise FaultFound(DraftFault(stage, code, detail))

@@ -21,9 +21,8 @@ from mcpagent.llm.client import RetryingClient
 from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint
 from mcpagent.llm.journal import Journal
-from mcpagent.synth.datasets.describe import count_tasks
-from mcpagent.synth.generate import DatasetOutput, write_splits
-from mcpagent.synth.llm.draft import DraftFault, DraftFaultCode, DraftStage, FormatCheck
+from mcpagent.synth.generate import DatasetOutput, counted_tasks, write_splits
+from mcpagent.synth.llm.draft import DraftFault, DraftStage, FormatCheck
 from mcpagent.synth.llm.prompts import PromptBuilder, TaskSettings, observe, unresolved_aliases
 from mcpagent.synth.llm.sample import (
     AskSettings,
@@ -35,6 +34,7 @@ from mcpagent.synth.llm.sample import (
 )
 from mcpagent.synth.tasks.record import ToolSelection
 from mcpagent.synth.tasks.run import CallCache
+from mcpagent.synth.tasks.stages import RejectCode
 from mcpagent.synth.templates.pools import SplitShares
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.setup import open_tools
@@ -77,10 +77,8 @@ def make_dataset_with_model(
     paths: Mapping[str, Path] = {}
     if tasks:
         paths = write_splits(tasks, output.folder, servers=output.servers, overwrite=output.overwrite)
-    counts = count_tasks(task for members in tasks.values() for task in members).as_json()
     document: JsonObject = {
-        "records": counts["records"],
-        **{name: counts[name] for name in counts if name.startswith("by_")},
+        **counted_tasks(tasks),
         **told,
         "paths": {split: str(path) for split, path in paths.items()},
         "model": asking.endpoint.model,
@@ -217,7 +215,7 @@ def _without_duplicates(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome
             original = first.setdefault(json.dumps(calls, sort_keys=True), outcome.number)
             if original != outcome.number:
                 detail = f"sample {outcome.number} makes the calls of sample {original}"
-                fault = DraftFault(DraftStage.DISTINCT, DraftFaultCode.DUPLICATE, detail)
+                fault = DraftFault(DraftStage.DISTINCT, RejectCode.DUPLICATE, detail)
                 outcome = replace(outcome, executed=None, faults=(*outcome.faults, fault))
         result.append(outcome)
     return result

@@ -322,8 +322,5 @@ def called_entities(calls: Sequence[JsonObject], tools: Mapping[str, ToolSpec]) 
 
 def _is_name(word: str) -> bool:
     has_mark = any(c.isupper() or c.isdigit() for c in word)
-    return has_mark and len(word) > 1 and not _DATE.fullmatch(word) and not _is_number(word)
-
-
-def _is_number(word: str) -> bool:
-    return word.replace(".", "", 1).replace(",", "").isdigit()
+    is_number = word.replace(".", "", 1).replace(",", "").isdigit()
+    return has_mark and len(word) > 1 and not _DATE.fullmatch(word) and not is_number

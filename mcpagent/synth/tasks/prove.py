@@ -452,19 +452,15 @@ async def ground(draft: Task, cache: CallCache) -> Task | Rejection:
 
 
 async def _grounded(draft: Task, cache: CallCache, phrase_words: int) -> tuple[Task, GoldRun]:
-    _check_as_written(draft, cache)
+    if (fault := next(written_faults(draft, cache), None)) is not None:
+        raise RejectedTask(fault.code, fault.detail)
     sources = answer_sources(draft)
     run = await replay(cache, draft)
     task = settle(draft, run.results)
-    _check_answer(task.truth.final_answer, task)
+    _check_answer(task)
     _check_calls(run, cache)
     verdicts = await prove(task, run, cache, sources=sources, phrase_words=phrase_words)
     return with_verdicts(task, verdicts, sources=sources), run
-
-
-def _check_as_written(draft: Task, cache: CallCache) -> None:
-    if (fault := next(written_faults(draft, cache), None)) is not None:
-        raise RejectedTask(fault.code, fault.detail)
 
 
 def _check_calls(run: GoldRun, cache: CallCache) -> None:
@@ -476,7 +472,8 @@ def _check_calls(run: GoldRun, cache: CallCache) -> None:
             raise RejectedTask(RejectCode.INVALID_ARGUMENTS, f"step {step.step}: {fault}")
 
 
-def _check_answer(check: AnswerCheck | None, task: Task) -> None:
+def _check_answer(task: Task) -> None:
+    check = task.truth.final_answer
     if check is None:
         return
     values = answer_values(check)

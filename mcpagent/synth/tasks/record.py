@@ -42,8 +42,6 @@ class Candidate:
         return json.dumps(subject, sort_keys=True, ensure_ascii=False, default=str)
 
 
-DATA_SOURCE = "synthetic/rules"
-GENERATOR = "rules"
 _READ = re.compile(r"step(\d+)(?:\.\w+|\[\d+\])+")  # a value of a result, as it stands there
 _PICKED = re.compile(r"\$\{(?:word|number)\(step(\d+)[^(){}]*\)\}")  # a part of one, as it stands there
 _COMPUTED = re.compile(r"\$\{(?:[\s()+*/,-]|\b(?:abs|round|min|max|sum)\(|\b\d+(?:\.\d+)?\b)*\}")
@@ -117,8 +115,8 @@ def draft_task(candidate: Candidate, *, offer: ToolSelection, split: str, seed: 
         tools,
         truth,
         prompt,
-        data_source=DATA_SOURCE,
-        generator=GENERATOR,
+        data_source="synthetic/rules",
+        generator="rules",
         template=template.name,
         slots=dict(slots),
         split=split,

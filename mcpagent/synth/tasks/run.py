@@ -65,13 +65,9 @@ class ToolShelf:
             self._checks[key] = SchemaCheck({**schema, "required": required} if later else schema)
         return self._checks[key].fault({n: value for n, value in arguments.items() if n not in later})
 
-    def spec(self, server: str, tool: str) -> ToolSpec | None:
-        """Return the tool in the catalog; None if there is none."""
-        return self._specs.get((server, tool))
-
     def is_read_only(self, server: str, tool: str) -> bool:
         """Return what the server says of the tool; False for one that it does not have."""
-        spec = self.spec(server, tool)
+        spec = self._specs.get((server, tool))
         return spec is not None and spec.annotations.read_only
 
 
@@ -157,7 +153,7 @@ class SynthSession:
         is_read = self._cache.is_read_only(server, tool)
         if not is_read:
             self._changed.add(server)
-        key = _answer_key(self._generation, server, tool, arguments)
+        key = json.dumps([self._generation, server, tool, arguments], sort_keys=True)
         is_cacheable = is_read and server not in self._changed
         cached = self._cache._answers.get(key) if is_cacheable else None
         if cached is not None:
@@ -169,10 +165,6 @@ class SynthSession:
         if is_cacheable and result.failure is None:
             self._cache._keep(key, result)
         return result
-
-
-def _answer_key(generation: int, server: str, tool: str, arguments: JsonObject) -> str:
-    return json.dumps([generation, server, tool, arguments], sort_keys=True)
 
 
 GoldCalls = tuple[tuple[PlanStep, ToolCall, ToolResult], ...]
