@@ -16,35 +16,50 @@ from tests.running import mcpagent
 SMALL = ("--train", "20", "--validation", "5", "--heldout", "15", "--seed", "5")
 
 
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What gen-data says of the dataset that it wrote."""
+    out = tmp_path_factory.mktemp("data") / "processed"
+    done = mcpagent("gen-data", *SMALL, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def dataset(document: dict[str, Any]) -> Path:
+    return Path(document["paths"]["train"]).parent
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    out = tmp_path_factory.mktemp("data") / "processed"
-    done = mcpagent("gen-data", *SMALL, "--out", out, "--json")
-    assert done.returncode == 0, done.stderr
-    return out, json.loads(done.stdout)
+def planned(dataset: Path) -> list[dict[str, Any]]:
+    """The training tasks that have a plan."""
+    rows = records(dataset / "train.jsonl")
+    return [row for row in rows if row["reward_spec"]["ground_truth"]["tool_sequence"]]
 
 
-def test_gen_data_writes_the_three_splits_and_counts_them(generated: tuple[Path, dict[str, Any]]) -> None:
-    out, document = generated
-    assert sorted(path.name for path in out.iterdir()) == [
+def test_gen_data_writes_the_three_splits_and_counts_them(dataset: Path, document: dict[str, Any]) -> None:
+    assert sorted(path.name for path in dataset.iterdir()) == [
         "heldout.jsonl",
         "servers.yaml",
         "train.jsonl",
         "validation.jsonl",
     ]
-    assert {split: len(records(out / f"{split}.jsonl")) for split in document["by_split"]} == {
+    assert {split: len(records(dataset / f"{split}.jsonl")) for split in document["by_split"]} == {
         "heldout": 15,
         "train": 20,
         "validation": 5,
     }
     assert document["records"] == 40 == sum(document["by_template"].values())
     assert document["by_split"] == {"heldout": 15, "train": 20, "validation": 5}
-    assert Path(document["paths"]["train"]) == out / "train.jsonl"
-    assert document["catalog_hash"] == records(out / "train.jsonl")[0]["extra_info"]["catalog_hash"]
+    assert Path(document["paths"]["train"]) == dataset / "train.jsonl"
+    assert document["catalog_hash"] == records(dataset / "train.jsonl")[0]["extra_info"]["catalog_hash"]
 
 
 def test_gen_data_replaces_splits_only_when_told_and_leaves_no_split_of_another_run(tmp_path: Path) -> None:
@@ -71,20 +86,16 @@ def test_gen_data_that_fails_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_validate_accepts_what_gen_data_wrote(generated: tuple[Path, dict[str, Any]]) -> None:
-    out, _ = generated
-    done = mcpagent("data", "validate", out / "train.jsonl", "--json")
+def test_validate_accepts_what_gen_data_wrote(dataset: Path) -> None:
+    done = mcpagent("data", "validate", dataset / "train.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["records"], report["valid"], report["rejects"]) == (20, 20, {})
     assert all(stage["in"] == stage["out"] == 20 for stage in report["stages"])
 
 
-def test_validate_names_the_line_and_the_reason_of_every_bad_record(
-    generated: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    out, _ = generated
-    good = [r for r in records(out / "train.jsonl") if r["reward_spec"]["ground_truth"]["tool_sequence"]]
+def test_validate_names_the_line_and_the_reason_of_every_bad_record(dataset: Path, tmp_path: Path) -> None:
+    good = planned(dataset)
     truths = [record["reward_spec"]["ground_truth"] for record in good]
     del truths[2]["task_id"]
     good[3]["prompt"].append({"role": "assistant", "content": "Hello."})
@@ -124,9 +135,8 @@ def test_a_missing_or_empty_dataset_is_one_clear_error(command: str, tmp_path: P
         assert "Traceback" not in done.stderr
 
 
-def test_stats_counts_agree_with_the_records(generated: tuple[Path, dict[str, Any]]) -> None:
-    out, _ = generated
-    path = out / "heldout.jsonl"
+def test_stats_counts_agree_with_the_records(dataset: Path) -> None:
+    path = dataset / "heldout.jsonl"
     stats = json.loads(mcpagent("data", "stats", path, "--json").stdout)
     truths = [record["reward_spec"]["ground_truth"] for record in records(path)]
     assert stats["records"] == len(truths) == sum(stats["by_class"].values())
@@ -150,11 +160,10 @@ def test_the_sample_in_the_repository_is_what_its_command_writes(tmp_path: Path)
         assert (tmp_path / name).read_bytes() == (data / "samples" / name).read_bytes(), f"run: {command}"
 
 
-def test_execution_finds_what_reading_cannot(generated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    out, _ = generated
+def test_execution_finds_what_reading_cannot(dataset: Path, tmp_path: Path) -> None:
     two_steps = [
         record
-        for record in records(out / "train.jsonl")
+        for record in records(dataset / "train.jsonl")
         if record["extra_info"]["template"] in ("price-post", "close-post")
     ][:3]
     truths = [record["reward_spec"]["ground_truth"] for record in two_steps]
@@ -164,7 +173,7 @@ def test_execution_finds_what_reading_cannot(generated: tuple[Path, dict[str, An
     profile = {"step": 3, "server": "fmp", "tool": "fmp_get_company_profile", "params": {"symbol": ticker}}
     truths[1]["tool_sequence"].append(profile)
     path, good = tmp_path / "tasks.jsonl", tmp_path / "good.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in two_steps))
+    write(path, two_steps)
     assert mcpagent("data", "validate", path).returncode == 0
     done = mcpagent("data", "validate", path, "--execute", "--out", good, "--json")
     report = json.loads(done.stdout)
@@ -178,10 +187,9 @@ def test_execution_finds_what_reading_cannot(generated: tuple[Path, dict[str, An
 
 
 def test_arguments_limits_and_answers_in_the_question_are_found_without_running(
-    generated: tuple[Path, dict[str, Any]], tmp_path: Path
+    dataset: Path, tmp_path: Path
 ) -> None:
-    out, _ = generated
-    single = [r for r in records(out / "train.jsonl") if r["extra_info"]["template"] == "quote-price"]
+    single = [r for r in records(dataset / "train.jsonl") if r["extra_info"]["template"] == "quote-price"]
     rows = (single * 3)[:3]
     rows = [json.loads(json.dumps(row)) for row in rows]
     rows[0]["reward_spec"]["ground_truth"]["tool_sequence"][0]["params"] = {"symbol": 3}
@@ -189,17 +197,14 @@ def test_arguments_limits_and_answers_in_the_question_are_found_without_running(
     price = rows[2]["reward_spec"]["ground_truth"]["final_answer"]["value"]
     rows[2]["prompt"][-1]["content"] += f" I think it is {price}."
     path = tmp_path / "tasks.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(path, rows)
     report = json.loads(mcpagent("data", "validate", path, "--json").stdout)
     assert [f["code"] for f in report["findings"]] == ["invalid_arguments", "limits", "answer_in_prompt"]
 
 
-def test_no_text_that_a_task_names_is_in_two_splits(
-    generated: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    out, _ = generated
+def test_no_text_that_a_task_names_is_in_two_splits(dataset: Path, tmp_path: Path) -> None:
     source = tmp_path / "all.jsonl"
-    source.write_text("".join((out / f"{name}.jsonl").read_text() for name in ("train", "heldout")))
+    source.write_text("".join((dataset / f"{name}.jsonl").read_text() for name in ("train", "heldout")))
     arguments = ("data", "split", source, "--out", tmp_path / "s", "--heldout", "0.4", "--drop-crossing")
     done = mcpagent(*arguments, "--json")
     outcome = json.loads(done.stdout)
@@ -218,8 +223,8 @@ def test_no_text_that_a_task_names_is_in_two_splits(
     or Path("/dev/shm").stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev,
     reason="there is no second file system to write to",
 )
-def test_a_dataset_is_divided_onto_another_file_system(generated: tuple[Path, dict[str, Any]]) -> None:
-    source = generated[0] / "train.jsonl"
+def test_a_dataset_is_divided_onto_another_file_system(dataset: Path) -> None:
+    source = dataset / "train.jsonl"
     before = sorted(source.parent.iterdir())
     with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
         done = mcpagent("data", "split", source, "--out", elsewhere, "--heldout", "0.4", "--group-by", "plan")
@@ -231,37 +236,29 @@ def test_a_dataset_is_divided_onto_another_file_system(generated: tuple[Path, di
     assert sorted(source.parent.iterdir()) == before
 
 
-def test_a_dataset_cannot_be_divided_into_a_file(
-    generated: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_dataset_cannot_be_divided_into_a_file(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
-    done = mcpagent("data", "split", generated[0] / "train.jsonl", "--out", tmp_path / "taken")
+    done = mcpagent("data", "split", dataset / "train.jsonl", "--out", tmp_path / "taken")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-def test_the_same_plan_in_other_words_is_removed(
-    generated: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    out, _ = generated
-    rows = [r for r in records(out / "train.jsonl") if r["reward_spec"]["ground_truth"]["tool_sequence"]][:5]
+def test_the_same_plan_in_other_words_is_removed(dataset: Path, tmp_path: Path) -> None:
+    rows = planned(dataset)[:5]
     twin = json.loads(json.dumps(rows[0]))
     twin["prompt"][-1]["content"] = "Quite another way to ask."
     twin["reward_spec"]["ground_truth"]["task_id"] = "twin"
     source, target = tmp_path / "tasks.jsonl", tmp_path / "distinct.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in [*rows, twin]))
+    write(source, [*rows, twin])
     report = json.loads(mcpagent("data", "dedupe", source, "--out", target, "--json").stdout)
     assert (report["kept"], report["removed"]) == (5, {"same_plan": 1})
     assert [r["prompt"] for r in records(target)] == [r["prompt"] for r in rows]
 
 
-def test_show_says_what_is_asked_and_what_is_right(generated: tuple[Path, dict[str, Any]]) -> None:
-    out, _ = generated
-    record = next(
-        r for r in records(out / "train.jsonl") if r["reward_spec"]["ground_truth"]["tool_sequence"]
-    )
+def test_show_says_what_is_asked_and_what_is_right(dataset: Path) -> None:
+    record = planned(dataset)[0]
     truth = record["reward_spec"]["ground_truth"]
-    said = mcpagent("data", "show", out / "train.jsonl", "--id", truth["task_id"]).stdout
+    said = mcpagent("data", "show", dataset / "train.jsonl", "--id", truth["task_id"]).stdout
     step = truth["tool_sequence"][0]
     for part in (
         record["prompt"][-1]["content"],
@@ -269,7 +266,7 @@ def test_show_says_what_is_asked_and_what_is_right(generated: tuple[Path, dict[s
         truth["reference_answer"],
     ):
         assert part in said
-    missing = mcpagent("data", "show", out / "train.jsonl", "--id", "nothing")
+    missing = mcpagent("data", "show", dataset / "train.jsonl", "--id", "nothing")
     assert missing.returncode == 2
 
 

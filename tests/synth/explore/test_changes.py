@@ -36,25 +36,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def explored(folder: Path) -> tuple[list[Task], Effects, list[str]]:
-    """Tasks of a notebook in memory, what was tried, and what reached it."""
-    log = folder / "log"
+def explored(folder: Path) -> tuple[list[Task], Effects]:
+    """Tasks of a notebook in memory, and what was tried."""
 
     async def run() -> tuple[list[Task], Effects]:
-        async with notebook(log) as pool:
+        async with notebook(folder / "log") as pool:
             learned, effects = await tried(pool, "notebook")
             asked = Asked(weights={"single": 1.0})
             data = await explore_dataset(pool, counts={"train": 40}, seed=2, learned=learned, asked=asked)
             return list(data.tasks["train"]), effects
 
-    tasks, effects = asyncio.run(run())
-    return tasks, effects, log.read_text().splitlines()
+    return asyncio.run(run())
 
 
-def test_what_is_added_is_found_by_reading_and_becomes_the_end_state(
-    explored: tuple[list[Task], Effects, list[str]],
-) -> None:
-    added = [t for t in explored[0] if any(s.tool == "add_note" for s in t.truth.tool_sequence)]
+@pytest.fixture(scope="module")
+def tasks(explored: tuple[list[Task], Effects]) -> list[Task]:
+    return explored[0]
+
+
+def test_what_is_added_is_found_by_reading_and_becomes_the_end_state(tasks: list[Task]) -> None:
+    added = [t for t in tasks if any(s.tool == "add_note" for s in t.truth.tool_sequence)]
     assert len(added) >= 2
     for task in added:
         (step,) = task.truth.tool_sequence
@@ -69,11 +70,10 @@ def test_what_is_added_is_found_by_reading_and_becomes_the_end_state(
         assert task.extra_info["verdicts"]["gold_reward"] == 1.0
 
 
-def test_only_what_stays_here_is_ever_called(
-    explored: tuple[list[Task], Effects, list[str]],
-) -> None:
-    _, effects, log = explored
-    assert {line.split()[0] for line in log} == {"add_note", "add_secret", "delete_note"}
+def test_only_what_stays_here_is_ever_called(explored: tuple[list[Task], Effects], folder: Path) -> None:
+    _, effects = explored
+    called = {line.split()[0] for line in (folder / "log").read_text().splitlines()}
+    assert called == {"add_note", "add_secret", "delete_note"}
     assert [change.spec.name for change in effects.changes] == ["add_note", "delete_note"]
     (silence,) = effects.silences
     assert silence.tools == ("notebook.add_secret",)
@@ -81,18 +81,19 @@ def test_only_what_stays_here_is_ever_called(
 
 
 def test_tasks_that_were_proven_in_shared_processes_hold_in_new_ones(
-    explored: tuple[list[Task], Effects, list[str]], tmp_path: Path
+    tasks: list[Task], tmp_path: Path
 ) -> None:
     async def run() -> list[object]:
         async with notebook(tmp_path / "log") as pool:
-            return [await examine(task, CallCache(pool)) for task in explored[0]]
+            return [await examine(task, CallCache(pool)) for task in tasks]
 
     assert [outcome for outcome in asyncio.run(run()) if isinstance(outcome, Rejection)] == []
 
 
 def test_each_change_is_made_in_a_process_that_nothing_changed_before(
-    explored: tuple[list[Task], Effects, list[str]], folder: Path
+    tasks: list[Task], folder: Path
 ) -> None:
+    assert tasks
     lines = (folder / "log.starts").read_text().splitlines()
     changing = [line.split()[0] for line in lines if " " in line]
     assert len(set(changing)) == len(changing) > 0
@@ -115,10 +116,8 @@ def test_tasks_that_only_read_are_proven_in_fewer_processes_than_there_are_tasks
     assert len(log.with_suffix(".starts").read_text().splitlines()) <= 3 + 2 < len(tasks)
 
 
-def test_a_task_whose_value_is_another_one_is_not_proven(
-    explored: tuple[list[Task], Effects, list[str]], tmp_path: Path
-) -> None:
-    task = next(t for t in explored[0] if any(s.tool == "add_note" for s in t.truth.tool_sequence))
+def test_a_task_whose_value_is_another_one_is_not_proven(tasks: list[Task], tmp_path: Path) -> None:
+    task = next(t for t in tasks if any(s.tool == "add_note" for s in t.truth.tool_sequence))
 
     async def run(name: str, value: object) -> str | None:
         record = task.model_dump(exclude_unset=True)

@@ -37,6 +37,11 @@ def made(log: Path) -> tuple[list[Task], Effects]:
     return asyncio.run(run())
 
 
+@pytest.fixture(scope="module")
+def tasks(made: tuple[list[Task], Effects]) -> list[Task]:
+    return made[0]
+
+
 def said(task: Task) -> str:
     return " ".join([task.prompt[-1].content, *task.truth.user_turns])
 
@@ -54,29 +59,27 @@ def asked_for(task: Task) -> tuple[str, ...]:
     return (said(task).lower().partition("the ")[2].strip(" .?"), *sorted(map(str, things)))
 
 
-def test_only_what_a_model_can_read_is_asked(made: tuple[list[Task], Effects]) -> None:
-    text = " ".join(map(said, made[0])).lower()
+def test_only_what_a_model_can_read_is_asked(tasks: list[Task]) -> None:
+    text = " ".join(map(said, tasks)).lower()
     assert "weight" not in text and "acquired" not in text
-    assert not any("411" in checked(task) or "1987-04-05" in checked(task) for task in made[0])
+    assert not any("411" in checked(task) or "1987-04-05" in checked(task) for task in tasks)
 
 
-def test_a_page_is_not_counted(made: tuple[list[Task], Effects]) -> None:
-    counted = [task for task in made[0] if task.extra_info["shape"] in ("counted", "filtered", "extreme")]
+def test_a_page_is_not_counted(tasks: list[Task]) -> None:
+    counted = [task for task in tasks if task.extra_info["shape"] in ("counted", "filtered", "extreme")]
     assert not any("book" in said(task) for task in counted)
-    assert not any("of all books" in said(task) for task in made[0])
+    assert not any("of all books" in said(task) for task in tasks)
 
 
-def test_errors_nothing_and_defaults_are_no_answers(made: tuple[list[Task], Effects]) -> None:
-    for task in made[0]:
+def test_errors_nothing_and_defaults_are_no_answers(tasks: list[Task]) -> None:
+    for task in tasks:
         assert "None" not in checked(task) and "counted" not in checked(task)
         assert "branch" not in said(task)
         assert all(step.tool != "find_shelf" for step in task.truth.tool_sequence)
 
 
-def test_nothing_is_asked_twice_and_by_whichever_tool(made: tuple[list[Task], Effects]) -> None:
-    asking = [
-        task for task in made[0] if task.extra_info["class"] not in ("state_change", "missing_parameter")
-    ]
+def test_nothing_is_asked_twice_and_by_whichever_tool(tasks: list[Task]) -> None:
+    asking = [task for task in tasks if task.extra_info["class"] not in ("state_change", "missing_parameter")]
     goals = Counter(goal for task in asking if (goal := asked_for(task))[0])
     assert max(goals.values()) == 1, goals.most_common(2)
 
@@ -103,8 +106,8 @@ def test_a_fifth_of_the_tasks_change_something_and_are_checked_by_what_is_there(
             assert {"status": step.params["status"]} in [check.expect for check in checks]
 
 
-def test_a_question_says_that_nothing_was_changed(made: tuple[list[Task], Effects]) -> None:
-    asking = [task for task in made[0] if task.extra_info["class"] in ("single", "parallel", "sequential")]
+def test_a_question_says_that_nothing_was_changed(tasks: list[Task]) -> None:
+    asking = [task for task in tasks if task.extra_info["class"] in ("single", "parallel", "sequential")]
     assert len(asking) > 10
     for task in asking:
         checks = task.truth.state["library"]
@@ -114,9 +117,9 @@ def test_a_question_says_that_nothing_was_changed(made: tuple[list[Task], Effect
 
 
 def test_a_task_whose_list_has_another_order_in_each_process_is_not_proven(
-    made: tuple[list[Task], Effects], tmp_path: Path
+    tasks: list[Task], tmp_path: Path
 ) -> None:
-    ordered = [task for task in made[0] if "books[" in json.dumps(task.truth.model_dump())]
+    ordered = [task for task in tasks if "books[" in json.dumps(task.truth.model_dump())]
 
     async def run() -> list[object]:
         async with in_own_process("library", LIBRARY, tmp_path / "log", "--stale") as pool:

@@ -19,7 +19,7 @@ from tests.synth.explore.worlds import World
 from tests.synth.running import explored
 
 _TABLES = {
-    "ships": {"Aurora": 520.5, "Bella": 123.7, "Caravel": 593.25, "Dora": 449.1, "Elsa": 554.9, "Fox": 221.75},
+    "ships": {"Aurora": 520.5, "Bella": 123.7, "Cara": 593.25, "Dora": 449.1, "Elsa": 554.9, "Fox": 221.75},
     "ports": {"Lisbon": 28.5, "Genoa": 11.75, "Bergen": 17.3, "Cadiz": 9.5, "Varna": 12.25, "Split": 21.5},
     "crews": {"Ada": 812.5, "Grace": 641.25, "Edsger": 377.5, "Kit": 529.75, "Alan": 455.5, "Kurt": 702.25},
 }

@@ -22,26 +22,33 @@ from tests.synth.running import play
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Task], list[Received]]:
-    """Two samples of each kind."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Received]]:
+    """Two samples of each kind: the document, and what the model was asked."""
     out = tmp_path_factory.mktemp("made") / "out"
     with service(model) as running:
-        options = (
-            "--distractors",
-            "5",
-            "--set",
-            "api.price_in=1",
-            "--set",
-            "api.price_out=10",
-        )
+        options = ("--distractors", "5", "--set", "api.price_in=1", "--set", "api.price_out=10")
         options += ("--set", "api.timeout_s=6")  # two samples hang
         document = generate(running.url, out, "--n-samples", str(2 * KINDS), *options)
-    tasks = [task for path in document["paths"].values() for task in read_tasks(path)]
-    return document, tasks, running.received
+    return document, running.received
 
 
-def test_every_sample_is_a_task_or_a_reject_with_a_reason(made: tuple[Any, list[Task], Any]) -> None:
-    document, tasks, _ = made
+@pytest.fixture(scope="module")
+def document(made: tuple[dict[str, Any], list[Received]]) -> dict[str, Any]:
+    return made[0]
+
+
+@pytest.fixture(scope="module")
+def tasks(document: dict[str, Any]) -> list[Task]:
+    return tasks_of(document)
+
+
+def tasks_of(document: dict[str, Any]) -> list[Task]:
+    return [task for path in document["paths"].values() for task in read_tasks(path)]
+
+
+def test_every_sample_is_a_task_or_a_reject_with_a_reason(
+    document: dict[str, Any], tasks: list[Task]
+) -> None:
     assert document["finished"] == document["samples"] == 2 * KINDS
     assert document["records"] == len(tasks) == 2 * KINDS - sum(document["rejects"].values())
     stages = document["stages"]
@@ -52,8 +59,7 @@ def test_every_sample_is_a_task_or_a_reject_with_a_reason(made: tuple[Any, list[
     assert stages[-1]["out"] == len(tasks)
 
 
-def test_each_way_to_be_wrong_has_its_own_reason(made: tuple[Any, list[Task], Any]) -> None:
-    document, _, _ = made
+def test_each_way_to_be_wrong_has_its_own_reason(document: dict[str, Any]) -> None:
     lasting = {"refused": 2, "truncated": 2, "rate_limited": 2, "ungrounded": 2, "voted_down": 2}
     assert lasting.items() <= document["rejects"].items()
     assert set(document["rejects"]) == {*lasting, "duplicate"}
@@ -62,8 +68,8 @@ def test_each_way_to_be_wrong_has_its_own_reason(made: tuple[Any, list[Task], An
     assert document["repaired"] >= 4
 
 
-def test_the_reason_of_a_failure_goes_back_to_the_model(made: tuple[Any, Any, list[Received]]) -> None:
-    _, _, received = made
+def test_the_reason_of_a_failure_goes_back_to_the_model(made: tuple[Any, list[Received]]) -> None:
+    _, received = made
     repairs = [
         r for r in received if (q := Question.of(r.key)).sample % KINDS == 12 and q.vote is None and q.attempt
     ]
@@ -77,9 +83,8 @@ def test_the_reason_of_a_failure_goes_back_to_the_model(made: tuple[Any, Any, li
 
 
 def test_answers_are_what_the_tools_found_and_provenance_says_who_wrote_the_task(
-    made: tuple[Any, list[Task], Any],
+    document: dict[str, Any], tasks: list[Task]
 ) -> None:
-    document, tasks, _ = made
     for task in tasks:
         assert task.truth.final_answer is not None
         assert "${" not in repr([task.truth.final_answer, task.truth.reference_answer])
@@ -100,8 +105,8 @@ def test_answers_are_what_the_tools_found_and_provenance_says_who_wrote_the_task
     assert all(v["reason"] == "no vote: malformed" for v in unreadable)
 
 
-def test_the_meter_counts_every_request_and_what_it_cost(made: tuple[Any, Any, list[Received]]) -> None:
-    document, _, received = made
+def test_the_meter_counts_every_request_and_what_it_cost(made: tuple[dict[str, Any], list[Received]]) -> None:
+    document, received = made
     spend = document["spend"]
     assert spend["requests"] == len(received)
     # Answers report 100 tokens in and 20 out; the rest were refused, or are uncertain and cost their bound.
@@ -111,9 +116,7 @@ def test_the_meter_counts_every_request_and_what_it_cost(made: tuple[Any, Any, l
     assert spend["uncertain_requests"] == 4  # two timeouts and two bodies that were no answer
 
 
-def test_the_tasks_can_be_played_gold_wins_and_silence_loses(made: tuple[Any, list[Task], Any]) -> None:
-    _, tasks, _ = made
-
+def test_the_tasks_can_be_played_gold_wins_and_silence_loses(tasks: list[Task]) -> None:
     async def played() -> list[list[Trajectory]]:
         policies = (GoldPolicy(tasks), ScriptedPolicy(lambda _: ""))
         async with ToolPool(builtin_servers()) as pool:
@@ -168,7 +171,7 @@ def test_the_environment_sets_what_the_options_do_not(tmp_path: Path) -> None:
     }
     with service(model) as running:
         document = generate(running.url, tmp_path / "out", "--n-samples", "4", **env)
-    tasks = [task for path in document["paths"].values() for task in read_tasks(path)]
+    tasks = tasks_of(document)
     assert document["samples"] == 4  # the option wins
     assert document["model"] == "scripted"
     assert {task.truth.complexity for task in tasks} == {"moderate"}
@@ -213,7 +216,7 @@ def test_a_curriculum_decides_complexity_and_subject(tmp_path: Path) -> None:
         done = invoke(running.url, tmp_path / "out", "--n-samples", "4", "--curriculum", str(path))
     assert done.exit_code == 0, done.exception
     document = json.loads(done.stdout)
-    tasks = {t.extra_info["sample"]: t for p in document["paths"].values() for t in read_tasks(p)}
+    tasks = {task.extra_info["sample"]: task for task in tasks_of(document)}
     wanted = {0: ("E01", "simple"), 1: ("D01", "complex"), 2: ("E01", "simple"), 3: ("D01", "complex")}
     assert {n: (t.extra_info["curriculum"], t.truth.complexity) for n, t in tasks.items()} == wanted
     assert "no tool is meant by abacus.count; ignored" in done.stderr
