@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from mcpagent.core.records import JsonObject, OpenRecord, describe
-from mcpagent.core.tasks import Complexity, TaskLimits
+from mcpagent.core.tasks import TaskLimits
 from mcpagent.errors import UserError
 from mcpagent.storage.json_stream import open_bytes, reading
-from mcpagent.synth.tasks.inspect import complexity_of
+from mcpagent.synth.tasks.inspect import FamiliarComplexity
 from mcpagent.synth.tasks.stages import RejectCode
 
 _KEY = "dependent_dataset"
@@ -73,7 +73,7 @@ class SpecTask(OpenRecord):
     """One task of a scenario."""
 
     task_id: Annotated[str, Field(min_length=1)]
-    complexity: Complexity = "simple"
+    complexity: FamiliarComplexity = "simple"
     conversation: tuple[SpecMessage, ...]
     solution: SpecSolution
 
@@ -83,13 +83,6 @@ class SpecTask(OpenRecord):
         if not any(message.role == "user" for message in messages):
             raise ValueError("has no user message, so no user asks for anything")
         return messages
-
-    @model_validator(mode="before")
-    @classmethod
-    def _familiar_levels(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(level := value.get("complexity"), str):
-            return {**value, "complexity": complexity_of(level) or level.lower()}
-        return value
 
 
 class Scenario(OpenRecord):

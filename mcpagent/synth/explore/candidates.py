@@ -98,11 +98,6 @@ class Slot:
     form: str = ""
     lists: dict[str, Candidates] = field(default_factory=dict)
 
-    @property
-    def parameter(self) -> str:
-        """The parameter that it stands in."""
-        return str(self.path[0])
-
     def add(self, label: str, rank: int, values: Iterable[Any]) -> None:
         """More values from a place."""
         for value in values:

@@ -22,7 +22,7 @@ from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
 from mcpagent.synth.explore.subjects import Subjects
-from mcpagent.synth.explore.walks import Walk
+from mcpagent.synth.explore.walks import Walk, about
 from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task
@@ -260,7 +260,7 @@ def _draft(
     seed: int,
 ) -> Task:
     plan = [] if walk.lack in _NO_PLAN else _plan(walk, user_turn=len(said) - 1)
-    gold = {fact.spec.dotted for fact in walk.facts}
+    gold = {step.fact.spec.dotted for step in walk.steps}
     writing = {tool.dotted for tool in offer.catalog.values() if not tool.annotations.read_only}
     withheld = writing if walk.lack == "right" else ()
     tools = offer.tools_for(gold, seed=derive_seed(seed, "offer", walk.key), withheld=withheld)
@@ -286,7 +286,7 @@ def _draft(
         generator="explore",
         **{"class": walk.kind},
         shape=walk.shape,
-        about=walk.about,
+        about=about(walk.steps[-1].fact),  # what is asked about, however it is reached
         **info,
         split=split,
         seed=seed,

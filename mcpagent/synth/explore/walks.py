@@ -73,20 +73,10 @@ class Walk:
     names: str = ""  # what the user says when asked which one is meant
 
     @property
-    def facts(self) -> tuple[Fact, ...]:
-        """What each step is a repetition of."""
-        return tuple(step.fact for step in self.steps)
-
-    @property
     def key(self) -> str:
         """A text that is equal for walks that ask the same, whichever tools answer it, or none."""
         choices = sorted(self.answer.things) if self.answer and self.answer.type == "choice" else []
         return json.dumps([self.goal.casefold(), choices, self.names])
-
-    @property
-    def about(self) -> str:
-        """What decides the split: the last call, however it is reached."""
-        return about(self.steps[-1].fact)
 
     def said(self, rng: Random) -> tuple[str, ...]:
         """Return the messages of the user; the same for the same state of `rng`."""

@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject, OpenRecord, Record, describe
@@ -21,7 +21,7 @@ from mcpagent.core.tasks import Complexity
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.json_stream import read_records
-from mcpagent.synth.tasks.inspect import complexity_of
+from mcpagent.synth.tasks.inspect import FamiliarComplexity
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.template import read_yaml, validate_yaml
 from mcpagent.tools.probes.arguments import harmless_arguments, known_values
@@ -189,7 +189,7 @@ class CurriculumPrompt(OpenRecord):
     """`likely_tools` are loose names of tools."""
 
     id: str
-    complexity: Annotated[Complexity, BeforeValidator(lambda level: complexity_of(str(level)) or level)]
+    complexity: FamiliarComplexity
     user_prompt: str
     likely_tools: tuple[str, ...] = ()
     why_multi_turn: str = ""

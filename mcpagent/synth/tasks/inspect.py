@@ -6,7 +6,9 @@ import json
 import re
 from array import array
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
@@ -31,6 +33,10 @@ _LEVELS: dict[str, Complexity] = {
 def complexity_of(level: str) -> Complexity | None:
     """In our words or in those of other datasets (easy, medium, difficult); None for another word."""
     return _LEVELS.get(level.strip().lower())
+
+
+# A field that takes either.
+FamiliarComplexity = Annotated[Complexity, BeforeValidator(lambda level: complexity_of(str(level)) or level)]
 
 
 def calls_of(task: Task) -> Iterator[tuple[str, str, str, JsonObject]]:

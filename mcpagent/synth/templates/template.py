@@ -212,12 +212,6 @@ class Template(Record):
     withhold: tuple[str, ...] = ()
     refusal: str = "None of the tools that I have can do that."
 
-    @property
-    def servers(self) -> set[str]:
-        """The servers that a task of this template calls."""
-        calls = [call for step in self.plan for call in (step, *step.alternatives)]
-        return {call.server for call in calls} | set(self.setup) | set(self.state)
-
     @cached_property
     def needed(self) -> Counter[str]:
         """How many entities of each pool one task needs: two slots of one pool never get the same."""
@@ -299,7 +293,8 @@ class TemplateSet:
 
     def _needs(self, template: Template) -> set[str]:
         """The servers that a template calls, and those that list its entities."""
-        needed = set(template.servers)
+        calls = [call for step in template.plan for call in (step, *step.alternatives)]
+        needed = {call.server for call in calls} | set(template.setup) | set(template.state)
         for name in template.slots.values():
             pool: Pool | None = self.pools[name]
             while pool is not None:
