@@ -179,9 +179,7 @@ class FormatCheck:
         spec = self.usable.get(f"{step.server}.{step.tool}")
         if spec is None:
             hint = near_match(f"{step.server}.{step.tool}", self.usable) or ""
-            _fail(
-                RejectCode.UNKNOWN_TOOL, f"{where}: there is no {step.server}.{step.tool}. {hint}".strip()
-            )
+            _fail(RejectCode.UNKNOWN_TOOL, f"{where}: there is no {step.server}.{step.tool}. {hint}".strip())
         try:
             arguments = json.loads(step.arguments or "{}")
         except ValueError as error:

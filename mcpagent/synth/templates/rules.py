@@ -145,8 +145,8 @@ class GeneratedData:
     @property
     def stages(self) -> list[JsonObject]:
         """The yield: what went into each stage and what came out, the last line being what is written."""
-        wanted = {"surplus": self.surplus} if self.surplus else {}
-        lost = {**by_stage(self.rejects, GENERATION_STAGES), "wanted": wanted}
+        surplus = {"surplus": self.surplus} if self.surplus else {}
+        lost = {**by_stage(self.rejects, GENERATION_STAGES), "wanted": surplus}
         return yield_table(self.candidates, lost)
 
 
