@@ -269,7 +269,7 @@ def _draft(
         "task_id": f"explored-{walk.shape.replace('_', '-')}-{digest}",
         "complexity": "simple" if len(plan) <= 1 else "moderate" if len(plan) == 2 else "complex",
         "max_turns": len(plan) + len(said) - 1 + _SPARE_TURNS,
-        **(_abstention(walk) if not plan else _checks(walk, plan)),
+        **({"tool_sequence": plan, **_checks(walk)} if plan else _abstention(walk)),
     }
     can_write = writing & {tool.dotted for tool in tools.values()}
     if plan and state and (walk.reads or can_write):
@@ -321,15 +321,14 @@ def _plan(walk: Walk, *, user_turn: int) -> list[JsonObject]:
     ]
 
 
-def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:
+def _checks(walk: Walk) -> JsonObject:
     if walk.reads:  # what is there at the end counts, whichever call put it there
-        return {"tool_sequence": plan, "success": {}, "reference_answer": _DONE}
+        return {"success": {}, "reference_answer": _DONE}
     assert walk.answer is not None
     values = list(walk.answer.values)
     if walk.lack == "existence":
         # What shows that there is no such thing is the call about it.
         return {
-            "tool_sequence": plan,
             "success": {"must_call_tool": walk.steps[-1].fact.spec.dotted},
             "final_answer": {"type": "abstention", "value": "cannot", "without": values},
             "reference_answer": f"I could not find {walk.invented}: it does not seem to exist.",
@@ -346,7 +345,6 @@ def _checks(walk: Walk, plan: list[JsonObject]) -> JsonObject:
     check |= {"unit": walk.answer.unit} if walk.answer.unit else {}
     check |= {"precision": "day"} if check["type"] == "date" and walk.goal.startswith("the date") else {}
     return {
-        "tool_sequence": plan,
         "success": {},
         "final_answer": check,
         "evidence": [{"value": seen.value, "about": list(seen.about)} for seen in walk.seen],

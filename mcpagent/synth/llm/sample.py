@@ -104,6 +104,7 @@ def sample_yield_table(outcomes: Sequence[SampleOutcome]) -> JsonObject:
     fixed or not."""
     finished = [outcome for outcome in outcomes if outcome.cap is None]
     last = [outcome.faults[-1] for outcome in finished if outcome.executed is None]
+    reasons = _sorted(Counter(fault.code for fault in last))
     rejects = {
         stage.value: _sorted(Counter(fault.code for fault in last if fault.stage is stage))
         for stage in DraftStage
@@ -118,20 +119,13 @@ def sample_yield_table(outcomes: Sequence[SampleOutcome]) -> JsonObject:
         "unfinished": len(outcomes) - len(finished),
         "stopped_by": sorted({outcome.cap for outcome in outcomes if outcome.cap is not None}),
         "stages": yield_table(len(finished), rejects),
-        "rejects": _sorted(Counter(fault.code for fault in last)),
-        "reject_examples": _examples(last),
+        "rejects": reasons,
+        "reject_examples": {
+            code: [fault.detail for fault in last if fault.code == code][:_EXAMPLES_KEPT] for code in reasons
+        },
         "repaired": sum(bool(outcome.faults) for outcome in kept),
         "attempts": {"failed": len(drafts), "reasons": _sorted(Counter(fault.code for fault in drafts))},
     }
-
-
-def _examples(faults: Sequence[DraftFault]) -> dict[str, list[str]]:
-    examples: dict[str, list[str]] = {}
-    for fault in sorted(faults, key=lambda fault: fault.code):
-        texts = examples.setdefault(fault.code, [])
-        if len(texts) < _EXAMPLES_KEPT:
-            texts.append(fault.detail)
-    return examples
 
 
 def _sorted(counter: Counter[str]) -> dict[str, int]:

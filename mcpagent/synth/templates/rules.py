@@ -27,21 +27,6 @@ from mcpagent.synth.templates.template import Template, TemplateSet
 from mcpagent.tools.contract import ToolProvider
 
 
-async def without_tools(
-    task: Task, candidate: Candidate, *, offer: ToolSelection, cache: CallCache
-) -> Task | Rejection:
-    """Return the grounded `task` as one in which nothing should be called; or why that would be wrong:
-    another read-only tool that is offered, asked about the same things, gives the answer."""
-    withheld = set(candidate.template.withhold)
-    tools = offer.tools_for(
-        set(), seed=derive_seed(task.extra_info["seed"], "offer", candidate.key), withheld=withheld
-    )
-    telling = await _telling_tool(task, list(tools.values()), cache)
-    if telling is not None:
-        return Rejection(RejectCode.STILL_ANSWERABLE, telling)
-    return abstaining(task, tools, offer=offer, withheld=sorted(withheld), refusal=candidate.template.refusal)
-
-
 def abstaining(
     task: Task, tools: Mapping[str, ToolSpec], *, offer: ToolSelection, withheld: list[str], refusal: str
 ) -> Task | Rejection:
@@ -237,10 +222,22 @@ class _SplitSource:
         draft = draft_task(candidate, offer=self.offer, split=self.split, seed=self.seed)
         outcome = await ground(draft, self.cache)
         if isinstance(outcome, Task) and candidate.template.withhold:
-            outcome = await without_tools(outcome, candidate, offer=self.offer, cache=self.cache)
+            outcome = await self._without_tools(outcome, candidate)
         if isinstance(outcome, Rejection):
             return replace(outcome, detail=f"{candidate.template.name}: {outcome.detail}")
         return outcome
+
+    async def _without_tools(self, task: Task, candidate: Candidate) -> Task | Rejection:
+        """Return the grounded `task` as one in which nothing should be called; or why that would be wrong:
+        another read-only tool that is offered, asked about the same things, gives the answer."""
+        withheld = sorted(set(candidate.template.withhold))
+        seed = derive_seed(self.seed, "offer", candidate.key)
+        tools = self.offer.tools_for(set(), seed=seed, withheld=withheld)
+        telling = await _telling_tool(task, list(tools.values()), self.cache)
+        if telling is not None:
+            return Rejection(RejectCode.STILL_ANSWERABLE, telling)
+        refusal = candidate.template.refusal
+        return abstaining(task, tools, offer=self.offer, withheld=withheld, refusal=refusal)
 
 
 class Keyed(Protocol):
