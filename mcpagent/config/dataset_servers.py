@@ -15,7 +15,7 @@ from typing import Any
 
 from mcpagent.config.resolve import Setting, merge, nested, resolve_entries
 from mcpagent.config.schema import ToolsConfig
-from mcpagent.config.source import Entry, Key, SourceError, read_file, write_tree
+from mcpagent.config.source import Entry, Key, read_file, write_tree
 from mcpagent.errors import UserError
 
 FILE_NAME = "servers.yaml"
@@ -96,14 +96,11 @@ def read_dataset_servers(dataset: Path) -> DatasetServers | None:
     path = (dataset if dataset.is_dir() else dataset.parent) / FILE_NAME
     if not path.is_file():
         return None
-    try:
-        entries = merge(read_file(path))
-    except SourceError as error:
-        raise UserError(error.problem.message, where=error.problem.where) from None
+    entries = merge(read_file(path))
     made_with = {e.key[1]: e.value for e in entries if e.key[0] == "made_with" and len(e.key) == 2}
     layer = resolve_entries(e for e in entries if e.key[0] != "made_with")
     if layer.problems:
-        raise UserError(layer.problems[0].message, where=layer.problems[0].where)
+        raise layer.problems[0]
     settings = {key: setting.value for key, setting in layer.settings.items()}
     if strange := sorted(".".join(key) for key in settings if key[0] not in ("tools", "rollout")):
         raise UserError(f"{strange[0]} does not belong here: it takes tools and rollout", where=str(path))

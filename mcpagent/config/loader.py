@@ -18,6 +18,7 @@ from mcpagent.config.resolve import (
     KNOWN_KEYS,
     Layer,
     Setting,
+    UnknownKeyError,
     fold,
     merge,
     nested,
@@ -26,7 +27,7 @@ from mcpagent.config.resolve import (
     resolve_entries,
 )
 from mcpagent.config.schema import TrainConfig
-from mcpagent.config.source import Entry, Key, Problem, SourceError, read_file, read_override, write_tree
+from mcpagent.config.source import Entry, Key, read_file, read_override, write_tree
 from mcpagent.core.records import reason
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
@@ -66,7 +67,7 @@ def load_train_config(
     hold only for training (no greedy sampling, say) are not applied. Raises one UserError with everything
     that is wrong.
     """
-    problems: list[Problem] = []
+    problems: list[UserError] = []
     from_options = resolve_entries(merge(_read(overrides, problems, is_file=False)))
     paths = [_located(Path(file)) for file in files]
     paths = paths or ([inherited] if inherited is not None else _default_files(from_options))
@@ -105,11 +106,11 @@ def load_train_config(
 
 def _leave_out_former_keys(of_run: Layer) -> None:
     """Turn unknown keys of a run that was made with another version into one note."""
-    unknown = [problem for problem in of_run.problems if problem.is_unknown_key]
-    of_run.problems = [problem for problem in of_run.problems if not problem.is_unknown_key]
+    unknown = [problem for problem in of_run.problems if isinstance(problem, UnknownKeyError)]
+    of_run.problems = [problem for problem in of_run.problems if not isinstance(problem, UnknownKeyError)]
     if unknown:
-        keys = ", ".join(each.message.removeprefix("unknown key ").partition(";")[0] for each in unknown)
-        file = unknown[0].where.partition(":")[0]
+        keys = ", ".join(problem.key for problem in unknown)
+        file = str(unknown[0].where).partition(":")[0]
         of_run.notes.append(f"{file} is of another version: {len(unknown)} settings are left out: {keys}")
 
 
@@ -176,7 +177,7 @@ def _is_ppo(settings: dict[Key, Setting]) -> bool:
     return _ALGORITHM in settings and settings[_ALGORITHM].value == "ppo"
 
 
-def _as_ppo(settings: dict[Key, Setting], problems: list[Problem]) -> dict[Key, Setting]:
+def _as_ppo(settings: dict[Key, Setting], problems: list[UserError]) -> dict[Key, Setting]:
     """The settings over those of the preset, as settings of GRPO. An advantage that is not PPO's is a
     problem: one of the two would be silently left out."""
     algorithm, given = settings[_ALGORITHM], settings.get(_ADVANTAGE)
@@ -207,17 +208,17 @@ def _not_preset(settings: dict[Key, Setting]) -> dict[Key, Setting]:
     return {key: setting for key, setting in settings.items() if not is_shown(key, setting)}
 
 
-def _read_layer(paths: Sequence[Path], problems: list[Problem]) -> Layer:
+def _read_layer(paths: Sequence[Path], problems: list[UserError]) -> Layer:
     return resolve_entries(merge(_read([str(path) for path in paths], problems, is_file=True)))
 
 
-def _read(sources: Sequence[str], problems: list[Problem], *, is_file: bool) -> list[Entry]:
+def _read(sources: Sequence[str], problems: list[UserError], *, is_file: bool) -> list[Entry]:
     entries: list[Entry] = []
     for source in sources:
         try:
             entries += read_file(Path(source)) if is_file else read_override(source)
-        except SourceError as error:
-            problems.append(error.problem)
+        except UserError as error:
+            problems.append(error)
     return entries
 
 
@@ -231,10 +232,10 @@ def _overlay(below: dict[Key, Setting], above: dict[Key, Setting]) -> dict[Key, 
     return kept | above
 
 
-def _validate(settings: dict[Key, Setting], problems: list[Problem], *, for_training: bool) -> TrainConfig:
+def _validate(settings: dict[Key, Setting], problems: list[UserError], *, for_training: bool) -> TrainConfig:
     """The config of `settings`. What is refused joins `problems` and falls back to its default, so that the
     rules between settings are checked in the same pass."""
-    refused: dict[Key, Problem] = {}
+    refused: dict[Key, UserError] = {}
     while True:
         accepted = {key: setting for key, setting in settings.items() if key not in refused}
         try:
@@ -250,7 +251,7 @@ def _validate(settings: dict[Key, Setting], problems: list[Problem], *, for_trai
     for finding in checks.findings(config, for_training=for_training):
         if bad.isdisjoint(finding.keys):
             place = next((where[key] for key in finding.keys if key in where), "default")
-            problems.append(Problem(where=place, message=finding.message))
+            problems.append(UserError(finding.message, where=place))
     return config
 
 
@@ -278,8 +279,8 @@ def _at(tree: dict[str, Any], dotted: str) -> Any:
     return value
 
 
-def _all_at_once(problems: list[Problem]) -> UserError:
+def _all_at_once(problems: list[UserError]) -> UserError:
     if len(problems) == 1:
-        return UserError(problems[0].message, where=problems[0].where)
+        return problems[0]
     lines = "\n".join(f"  {problem}" for problem in problems)
     return UserError(f"the configuration has {len(problems)} errors:\n{lines}")

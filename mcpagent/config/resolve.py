@@ -9,8 +9,9 @@ from typing import Any
 
 from mcpagent.config.schema import ServerSection, TrainConfig, TrainingConfig
 from mcpagent.config.sections import Section
-from mcpagent.config.source import Entry, Key, Problem
+from mcpagent.config.source import Entry, Key
 from mcpagent.core.records import shown_value
+from mcpagent.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Layer:
     """Settings of one layer (all files, or all `--set` options) and what there is to say about them."""
 
     settings: dict[Key, Setting] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[UserError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -198,9 +199,17 @@ def resolve_entries(entries: Iterable[Entry]) -> Layer:
     return layer
 
 
-def refusal(entry: Entry, why: str) -> Problem:
+class UnknownKeyError(UserError):
+    """A key that there is not; `key` is its shortest unknown part."""
+
+    def __init__(self, key: str, hint: str, *, where: str) -> None:
+        super().__init__(f"unknown key {key}{hint}", where=where)
+        self.key = key
+
+
+def refusal(entry: Entry, why: str) -> UserError:
     """Return the one form of "this value is wrong"."""
-    return Problem(where=entry.where, message=f"{entry.dotted} is {shown_value(entry.value)}, but {why}")
+    return UserError(f"{entry.dotted} is {shown_value(entry.value)}, but {why}", where=entry.where)
 
 
 def no_effect(entry: Entry, why: str) -> str:
@@ -212,15 +221,16 @@ def _take(layer: Layer, entry: Entry, spelled: Key) -> None:
     dotted = ".".join(spelled)
     key = tuple(ALIASES[dotted].split(".")) if dotted in ALIASES else spelled
     if key not in KNOWN_KEYS and key not in FOLDED and key[:2] not in _OPEN_KEYS:
-        problem = _unknown(entry, spelled)
-        if not any(problem.repeats(earlier) for earlier in layer.problems):  # once for a whole section
-            layer.problems.append(problem)
+        problem, file = _unknown(entry, spelled), entry.where.rpartition(":")[0]
+        alike = [earlier for earlier in layer.problems if earlier.message == problem.message]
+        if not any(str(earlier.where).rpartition(":")[0] == file for earlier in alike):
+            layer.problems.append(problem)  # once for a whole section
         return
     if key[:2] == _PER_SERVER and len(key) > 3 and key[3] not in ServerSection.model_fields:
         fields = list(ServerSection.model_fields)
         near = difflib.get_close_matches(key[3], fields, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}"
-        layer.problems.append(Problem(where=entry.where, message=f"unknown key {dotted}; {hint}"))
+        layer.problems.append(UserError(f"unknown key {dotted}; {hint}", where=entry.where))
         return
     try:
         value = CONVERSIONS[dotted](entry.value) if dotted in CONVERSIONS else entry.value
@@ -234,31 +244,31 @@ def _take(layer: Layer, entry: Entry, spelled: Key) -> None:
         layer.settings[key] = Setting(value=value, entry=entry)
 
 
-def _conflict(first: Entry, second: Entry) -> Problem:
-    message = (
+def _conflict(first: Entry, second: Entry) -> UserError:
+    return UserError(
         f"{second.dotted} is {shown_value(second.value)}, but {first.dotted} ({first.where}) is "
-        f"{shown_value(first.value)}, and both set the same thing; keep one of them"
+        f"{shown_value(first.value)}, and both set the same thing; keep one of them",
+        where=second.where,
     )
-    return Problem(where=second.where, message=message)
 
 
-def _unknown(entry: Entry, spelled: Key) -> Problem:
+def _unknown(entry: Entry, spelled: Key) -> UserError:
     """One problem for the shortest unknown part of the key, with what was probably meant."""
     for depth in range(1, len(spelled) + 1):
         part = spelled[:depth]
         if part in KNOWN_KEYS or ".".join(part) in ALIASES:
             message = f"{'.'.join(part)} takes a value, not keys such as {spelled[depth]}"
-            return Problem(where=entry.where, message=message)
+            return UserError(message, where=entry.where)
         if part not in SECTIONS:
             break
     else:
         inside = [key for key in KNOWN_KEYS if key[: len(spelled)] == spelled]
         examples = ", ".join(sorted(map(".".join, inside))[:3])
         message = f"{entry.dotted} is a section with keys such as {examples}, not a value"
-        return Problem(where=entry.where, message=message)
+        return UserError(message, where=entry.where)
     meant = _near_match(".".join(part))
     hint = f"; did you mean {meant}?" if meant else ""
-    return Problem(where=entry.where, message=f"unknown key {'.'.join(part)}{hint}", is_unknown_key=True)
+    return UnknownKeyError(".".join(part), hint, where=entry.where)
 
 
 def _near_match(dotted: str) -> str | None:
@@ -281,7 +291,7 @@ def _is_prefix(short: Key, long: Key) -> bool:
     return len(short) < len(long) and long[: len(short)] == short
 
 
-def fold(settings: dict[Key, Setting]) -> tuple[list[Problem], list[str]]:
+def fold(settings: dict[Key, Setting]) -> tuple[list[UserError], list[str]]:
     """Put what the keys of FOLDED say into the settings that they speak of. Returns problems and notes."""
     problems, notes = _fold_minibatches(settings), list[str]()
 
@@ -321,7 +331,7 @@ def fold(settings: dict[Key, Setting]) -> tuple[list[Problem], list[str]]:
     return problems, notes
 
 
-def _fold_minibatches(settings: dict[Key, Setting]) -> list[Problem]:
+def _fold_minibatches(settings: dict[Key, Setting]) -> list[UserError]:
     """Turn prompts per minibatch into `grpo.minibatches`. Accumulation multiplies a batch and its minibatches
     alike, so it changes nothing here."""
     setting = settings.get(("grpo", "minibatches"))

@@ -1,4 +1,5 @@
-"""YAML files and `--set` options as flat entries, each with the place that it came from."""
+"""YAML files and `--set` options as flat entries, each with the place that it came from. What is not a
+configuration is a UserError with that place."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from mcpagent.errors import UserError
 
 Key = tuple[str, ...]
 _MAX_NODES = 100_000  # a configuration has some hundred
@@ -27,32 +30,6 @@ class Entry:
     def dotted(self) -> str:
         """The key with dots between its parts."""
         return ".".join(self.key)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """Something that the user must fix, and where."""
-
-    where: str
-    message: str
-    is_unknown_key: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.message}"
-
-    def repeats(self, other: Problem) -> bool:
-        """Return the same message about the same file, at any line."""
-        return (
-            self.message == other.message and self.where.rpartition(":")[0] == other.where.rpartition(":")[0]
-        )
-
-
-class SourceError(Exception):
-    """Text that is not a configuration."""
-
-    def __init__(self, message: str, *, where: str) -> None:
-        super().__init__(message)
-        self.problem = Problem(where=where, message=message)
 
 
 class _Loader(yaml.SafeLoader):
@@ -81,26 +58,26 @@ def write_tree(tree: dict[str, Any]) -> str:
 
 
 def read_file(path: Path) -> list[Entry]:
-    """Entries of one YAML file. Raises SourceError."""
+    """Entries of one YAML file. Raises UserError."""
     where = str(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise SourceError("there is no such file", where=where) from None
+        raise UserError("there is no such file", where=where) from None
     except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror}", where=where) from None
+        raise UserError(f"cannot be read: {error.strerror}", where=where) from None
     except UnicodeDecodeError as error:
-        raise SourceError(f"is not UTF-8 text (byte {error.start})", where=where) from None
+        raise UserError(f"is not UTF-8 text (byte {error.start})", where=where) from None
     return _parse(text, prefix=(), where=where, numbered=True)
 
 
 def read_override(text: str) -> list[Entry]:
-    """Entries of one `a.b=value`; the value is YAML. Raises SourceError."""
+    """Entries of one `a.b=value`; the value is YAML. Raises UserError."""
     where = f"--set {text}"
     dotted, equals, value = text.partition("=")
     key = tuple(part.strip() for part in dotted.split("."))
     if not equals or not all(key):
-        raise SourceError("write it as key=value, for example --set rollout.group_size=8", where=where)
+        raise UserError("write it as key=value, for example --set rollout.group_size=8", where=where)
     return _parse(value, prefix=key, where=where, numbered=False)
 
 
@@ -108,27 +85,25 @@ def _parse(text: str, *, prefix: Key, where: str, numbered: bool) -> list[Entry]
     try:
         loader = _Loader(text)
     except yaml.YAMLError as error:  # a character that YAML does not allow, such as NUL
-        raise SourceError(f"is not valid YAML: {error}", where=where) from None
+        raise UserError(f"is not valid YAML: {error}", where=where) from None
     try:
         node = loader.get_single_node()
         if node is None:
             return [Entry(key=prefix, value=None, where=where)] if prefix else []
         if not prefix and not isinstance(node, yaml.MappingNode):
-            raise SourceError(
+            raise UserError(
                 "a configuration is a mapping of keys to values", where=_place(node, where, numbered)
             )
         _refuse_expansion(node, where=_place(node, where, numbered))
         return list(_walk(loader, node, prefix=prefix, where=where, numbered=numbered))
     except RecursionError:
-        raise SourceError("is nested too deeply", where=where) from None
+        raise UserError("is nested too deeply", where=where) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None and numbered else ""
-        raise SourceError(
-            f"is not valid YAML: {error.problem or error.context}", where=where + line
-        ) from None
+        raise UserError(f"is not valid YAML: {error.problem or error.context}", where=where + line) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what only looks like a number, such as 0b
-        raise SourceError(f"is not valid YAML: {error}", where=where) from None
+        raise UserError(f"is not valid YAML: {error}", where=where) from None
     finally:
         loader.dispose()
 
@@ -148,7 +123,7 @@ def _refuse_expansion(root: yaml.Node, *, where: str) -> None:
         return sizes[id(node)]
 
     if size(root) > _MAX_NODES:
-        raise SourceError("is nested too deeply by its aliases", where=where)
+        raise UserError("is nested too deeply by its aliases", where=where)
 
 
 def _walk(loader: _Loader, node: yaml.Node, *, prefix: Key, where: str, numbered: bool) -> Iterator[Entry]:
@@ -158,7 +133,7 @@ def _walk(loader: _Loader, node: yaml.Node, *, prefix: Key, where: str, numbered
         yield Entry(key=prefix, value=loader.construct_object(node, deep=True), where=place)
         return
     if len(prefix) > _MAX_DEPTH:
-        raise SourceError("is nested too deeply", where=place)
+        raise UserError("is nested too deeply", where=place)
     _refuse_duplicates(node, where=where, numbered=numbered)
     loader.flatten_mapping(node)
     for key_node, value_node in node.value:
@@ -175,10 +150,10 @@ def _refuse_duplicates(node: yaml.MappingNode, *, where: str, numbered: bool) ->
     for key_node, _ in node.value:
         place = _place(key_node, where, numbered)
         if not isinstance(key_node, yaml.ScalarNode):
-            raise SourceError("a key must be a plain word", where=place)
+            raise UserError("a key must be a plain word", where=place)
         first = seen.setdefault(key_node.value, key_node)
         if first is not key_node:
-            raise SourceError(
+            raise UserError(
                 f"{key_node.value} stands here a second time (first at line {first.start_mark.line + 1})",
                 where=place,
             )
