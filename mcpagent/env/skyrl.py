@@ -36,6 +36,7 @@ from mcpagent.env.offer import discovery
 from mcpagent.errors import EpisodeError, UserError
 from mcpagent.reward.record import Reward
 from mcpagent.reward.terms import load_reward
+from mcpagent.storage.datasets import parse_task
 from mcpagent.tools.setup import Tools, open_tools
 
 ENV_ID = "MCPToolEnv"
@@ -326,16 +327,12 @@ def task_of(prompt: Sequence[Mapping[str, str]], extras: Mapping[str, Any]) -> T
             "data_source": extras.get("data_source") or "unknown",
             "extra_info": _from_text(extras.get("extra_info") or {}),
         }
-        return Task.model_validate(record)
-    except pydantic.ValidationError as error:
-        raise UserError(
-            "; ".join(describe(detail) for detail in error.errors()), where=f"{ENV_ID} record"
-        ) from None
     except json.JSONDecodeError as error:
         raise UserError(
             f"reward_spec.ground_truth or extra_info is text, but not JSON: {error.msg}",
             where=f"{ENV_ID} record",
         ) from None
+    return parse_task(record, where=f"{ENV_ID} record")
 
 
 def _from_text(value: Any) -> Any:
