@@ -92,22 +92,6 @@ ENVIRONMENT: dict[str, str] = {
     "WANDB_PROJECT": "tracking.project",
     "WANDB_MODE": "tracking.mode",
 }
-# A familiar rollout file may hold its keys without the leading `rollout`.
-BARE_ROLLOUT_KEYS = frozenset(
-    {
-        "backend",
-        "num_envs",
-        "num_workers",
-        "max_steps_per_episode",
-        "max_episodes_per_update",
-        "max_new_tokens",
-        "temperature",
-        "top_p",
-        "return_token_logprobs",
-        "batch_size",
-        "minibatch_size",
-    }
-)
 _MOVED_SECTIONS: dict[Key, Key] = {("rollout", "tools"): ("tools",), ("finetune", "lora"): ("lora",)}
 
 
@@ -115,7 +99,7 @@ def full_spelling(key: Key) -> Key:
     """`key` with its section, if the familiar file leaves it out or puts it elsewhere."""
     if key[:2] == _ISOLATION and len(key) == 3:
         return (*_PER_SERVER, key[2], "isolation")
-    if key[0] in BARE_ROLLOUT_KEYS:
+    if key[0] in _ROLLOUT_KEYS:
         return ("rollout", *key)
     moved = _MOVED_SECTIONS.get(key[:2])
     return key if moved is None else (*moved, *key[2:])
@@ -146,6 +130,12 @@ _FORMER_MAX_MODEL_LEN = 4096  # what every run wrote into its configuration when
 _PER_SERVER: Key = ("tools", "per_server")
 _OPEN_KEYS: frozenset[Key] = frozenset({_PER_SERVER, ("budget", "usd_per_call"), ("reward", "weights")})
 _NAMES = sorted({".".join(key) for key in KNOWN_KEYS | FOLDED} | set(ALIASES))
+# A familiar rollout file may hold its keys without the leading `rollout`.
+_ROLLOUT_KEYS = {
+    name.removeprefix("rollout.")
+    for name in (*_NAMES, *NO_EFFECT, *ONLY_VALUES)
+    if name.startswith("rollout.")
+}
 
 
 @dataclass(frozen=True, kw_only=True)

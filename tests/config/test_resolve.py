@@ -59,6 +59,7 @@ def test_keys_without_effect_are_noted_with_their_place() -> None:
         ("lora.enabled=false", "finetune.mode", "full"),
         ("algorithm=GRPO", "algorithm", "grpo"),
         ("temperature=0.5", "rollout.temperature", 0.5),
+        ("group_size=4", "rollout.group_size", 4),
         ("model.dtype=bf16", "model.dtype", "bfloat16"),
         ("rollout.minibatch_size=4", "grpo.minibatches", 4),  # of the default 16 prompts
     ],
