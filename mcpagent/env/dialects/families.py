@@ -18,8 +18,8 @@ from mcpagent.env.dialects.contract import (
     each_call,
     skip_space,
     text_of,
-    typed_values,
 )
+from mcpagent.env.dialects.tagged import TaggedBlock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,9 +368,15 @@ HARMONY = Dialect(
 )
 
 _ATEM_OPENING = re.compile(r'\s*<atem:function_calls>\s*<atem:invoke name="([^"<>]+)">')
-_ATEM_KEY = re.compile(r'\s*<atem:parameter name="([^"<>]*)">')
-_ATEM_VALUE_END = re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))")
-_ATEM_END = re.compile(r"\s*</atem:invoke>\s*(?:</atem:function_calls>\s*)?\Z")
+_ATEM_BLOCK = TaggedBlock(
+    name=_ATEM_OPENING,
+    key=re.compile(r'\s*<atem:parameter name="([^"<>]*)">'),
+    value_end=re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))"),
+    closing=re.compile(r"\s*</atem:invoke>\s*(?:</atem:function_calls>\s*)?\Z"),
+    name_form='<atem:function_calls><atem:invoke name="...">',
+    value_form='<atem:parameter name="{}">',
+    rest_form="</atem:invoke></atem:function_calls> after the parameters",
+)
 
 
 def _end_of_atem(turn: str, position: int) -> int:
@@ -394,29 +400,11 @@ def _read_atem(turn: str, parsed: ParsedCalls) -> tuple[str | None, str]:
             texts.append(message.body)
         else:
             try:
-                name, values = _atem_fields(message.body)
-                parsed.add(message.raw, name, typed_values(values, parsed.schema_of(name)))
+                name, arguments, _ = _ATEM_BLOCK.call(message.body, 0, parsed)
+                parsed.add(message.raw, name, arguments)
             except NotACall as problem:
                 parsed.fail(message.raw, str(problem))
     return (_joined(thoughts) if thoughts else None), _joined(texts)
-
-
-def _atem_fields(body: str) -> tuple[str, dict[str, str]]:
-    opening = _ATEM_OPENING.match(body)
-    if opening is None:
-        raise NotACall('expected <atem:function_calls><atem:invoke name="...">')
-    position, values = opening.end(), dict[str, str]()
-    while (key := _ATEM_KEY.match(body, position)) is not None:
-        closing = _ATEM_VALUE_END.search(body, key.end())
-        if closing is None:
-            raise NotACall(f'<atem:parameter name="{key[1]}"> is never closed')
-        if key[1] in values:
-            raise NotACall(f"{key[1]} is given twice")
-        values[key[1]] = body[key.end() : closing.start()]
-        position = closing.end()
-    if _ATEM_END.match(body, position) is None:
-        raise NotACall("expected </atem:invoke></atem:function_calls> after the parameters")
-    return opening[1], values
 
 
 def _write_atem(name: str, arguments: JsonObject) -> str:

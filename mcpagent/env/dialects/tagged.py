@@ -25,9 +25,9 @@ _TOOL_CALL = ("<tool_call>", "</tool_call>")
 
 @dataclass(frozen=True, kw_only=True)
 class TaggedBlock:
-    """Reads what follows <tool_call>. `name` and `key` match the tags around theirs and hold them as group 1;
-    a value is what stands between a `key` and a `value_end`, which must say what a call goes on with: a value
-    may hold the closing tag. Only the tool's schema tells of which type a value is."""
+    """Reads a call whose values stand between tags. `name` and `key` match the tags around theirs and hold
+    them as group 1; a value is what stands between a `key` and a `value_end`, which must say what a call goes
+    on with: a value may hold the closing tag. Only the tool's schema tells of which type a value is."""
 
     name: re.Pattern[str]
     key: re.Pattern[str]
@@ -39,20 +39,19 @@ class TaggedBlock:
     rest_form: str
 
     def read(self, body: str, start: int, position: int, parsed: ParsedCalls) -> int:
-        """Return a `dialect.BlockReader`."""
+        """Read what follows <tool_call>: a `contract.BlockReader`."""
         try:
-            name, values, end = self._fields(body, position)
-            arguments = typed_values(values, parsed.schema_of(name))
+            name, arguments, end = self.call(body, position, parsed)
         except NotACall as problem:
             return parsed.fail_block(body, start, position, _TOOL_CALL, str(problem))
         parsed.add(body[start:end], name, arguments)
         return end
 
-    def _fields(self, body: str, position: int) -> tuple[str, dict[str, str], int]:
-        """Name, values as text, where the block ends. Raises NotACall."""
+    def call(self, body: str, position: int, parsed: ParsedCalls) -> tuple[str, JsonObject, int]:
+        """Return the name and the arguments of the call at `position`, and where it ends. Raises NotACall."""
         name = self.name.match(body, position)
         if name is None:
-            raise NotACall(f"expected {self.name_form} after <tool_call>")
+            raise NotACall(f"expected {self.name_form}")
         position = name.end()
         values: dict[str, str] = {}
         while (opening := self.key.match(body, position)) is not None:
@@ -67,7 +66,8 @@ class TaggedBlock:
         closed = self.closing.match(body, position)
         if closed is None:
             raise NotACall(f"expected {self.rest_form}")
-        return name[1].strip(), values, closed.end()
+        called = name[1].strip()
+        return called, typed_values(values, parsed.schema_of(called)), closed.end()
 
 
 _CLOSING = re.compile(r"\s*</tool_call>")
@@ -132,7 +132,7 @@ _GLM_BLOCK = TaggedBlock(
     key=re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
     value_end=re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"),
     closing=re.compile(r"\s*</tool_call>"),
-    name_form="the name of a tool",
+    name_form="the name of a tool after <tool_call>",
     value_form="the <arg_value> of {}",
     rest_form="<arg_key> or </tool_call>",
 )
@@ -160,7 +160,7 @@ _QWEN3_CODER_BLOCK = TaggedBlock(
     key=re.compile(r"\s*<parameter=([^<>\n]+)>\n?"),
     value_end=re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))"),
     closing=re.compile(r"\s*</function>\s*</tool_call>"),
-    name_form="<function=name>",
+    name_form="<function=name> after <tool_call>",
     value_form="<parameter={}>",
     rest_form="</function></tool_call> after the parameters",
 )
