@@ -13,7 +13,6 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeVar, overload
@@ -221,25 +220,6 @@ def text_digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-@contextmanager
-def _room() -> Iterator[None]:
-    """Turns a full disk of temporary files into a UserError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise UserError(
-            f"what is too much for memory does not fit into {tempfile.gettempdir()} either",
-            remedy="name a folder with more room in TMPDIR",
-        ) from None
-
-
-def _unnamed_file() -> IO[bytes]:
-    """Without a name, so that it is gone even after a kill."""
-    return tempfile.TemporaryFile(prefix="mcpagent-")
-
-
 _T = TypeVar("_T")
 _HELD = 1_000  # items of a DiskList that stay in memory: a small list costs nothing
 _MISSING = -1
@@ -278,11 +258,20 @@ class DiskList(Sequence[_T]):
             self._places[index] = _MISSING - len(self._held)
             return
         if self._file is None:
-            self._file = _unnamed_file()
+            # Without a name, so that it is gone even after a kill.
+            self._file = tempfile.TemporaryFile(prefix="mcpagent-")  # noqa: SIM115 - `finalize` closes it
             weakref.finalize(self, self._file.close)
-        with self._turn, _room():
-            self._places[index] = self._file.seek(0, os.SEEK_END)
-            pickle.dump(item, self._file, pickle.HIGHEST_PROTOCOL)
+        with self._turn:
+            try:
+                self._places[index] = self._file.seek(0, os.SEEK_END)
+                pickle.dump(item, self._file, pickle.HIGHEST_PROTOCOL)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise UserError(
+                    f"what is too much for memory does not fit into {tempfile.gettempdir()} either",
+                    remedy="name a folder with more room in TMPDIR",
+                ) from None
 
     def __len__(self) -> int:
         return len(self._places)
@@ -311,9 +300,8 @@ class DiskList(Sequence[_T]):
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-class TaskFile(Sequence[Task]):
-    """The tasks of a dataset, each validated once, in a `DiskList`. `methods` are the reward methods that
-    they name.
+class TaskFile(DiskList[Task]):
+    """The tasks of a dataset, each validated once. `methods` are the reward methods that they name.
 
     Raises UserError like `read_tasks`, and if two tasks have one id: attempts are kept apart by it.
     """
@@ -323,11 +311,11 @@ class TaskFile(Sequence[Task]):
     ) -> None:
         """Read the first `max_tasks` only, if given; `shard` (I, N) leaves every N-th of them from the I-th
         on."""
+        super().__init__()
         self.path = Path(path)
         with reading(self.path), self.path.open("rb") as stream:
             self.sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # of the whole file on disk
         self.methods: set[str] = set()
-        self._tasks: DiskList[Task] = DiskList()
         lines: dict[str, int] = {}  # of each id
         for line, record in read_records(self.path):
             task = parse_task(record, where=f"{self.path}:{line}")
@@ -338,7 +326,7 @@ class TaskFile(Sequence[Task]):
                     remedy=f"mcpagent data validate {self.path} names the lines",
                 )
             if len(lines) % shard[1] == shard[0] - 1:
-                self._tasks.append(task)
+                self.append(task)
                 self.methods.add(task.reward_spec.method)
             lines[task.id] = line
             if len(lines) == max_tasks:
@@ -346,19 +334,10 @@ class TaskFile(Sequence[Task]):
         if not lines:
             raise empty_dataset(self.path)
 
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        return self._tasks[index]
-
     def close(self) -> None:
         """Let go of what lies on disk."""
-        self._tasks = DiskList()
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
