@@ -29,31 +29,27 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor in the folder of a model or an adapter, read from the heads of its
     files. Raises UserError if the weights are a pickle, missing or cut short."""
     require("hf", use="reading weights")
-    from safetensors import SafetensorError, safe_open
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"the weights cannot be read (cut short or damaged): {error}",
-                where=str(file),
-                remedy="copy or download the file again",
-            ) from None
-    return shapes
+    return {name: tuple(tensor.get_shape()) for name, tensor in stored_tensors(folder).items()}
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a model or an adapter, which are read one at a time. Raises what `weight_files`
-    does."""
+    and `tensors_in` do."""
     return {n: tensor for file in weight_files(folder) for n, tensor in tensors_in(file).items()}
 
 
 def tensors_in(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file."""
-    opened = _OpenFile(file)
+    """Return the tensors of a safetensors file. Raises UserError if it is cut short or damaged."""
+    from safetensors import SafetensorError
+
+    try:
+        opened = _OpenFile(file)
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"the weights cannot be read (cut short or damaged): {error}",
+            where=str(file),
+            remedy="copy or download the file again",
+        ) from None
     return {name: StoredTensor(name, opened) for name in opened.names}
 
 
