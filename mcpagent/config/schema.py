@@ -7,6 +7,7 @@ Familiar spellings that are not field names (`grpo.lambda`, `training.learning_r
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -28,27 +29,10 @@ from mcpagent.config.sections import (
 )
 from mcpagent.core.registry import AdvantageName, BackendName, EngineName, KLName, LossName, ToolFormat
 
-_DTYPE_NAMES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-    "fp32": "float32",
-    "float": "float32",
-}
 
-
-def _dtype_name(value: Any) -> Any:
-    return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
-
-
-def _attention_name(value: Any) -> Any:
-    return "flex_attention" if value == "flex" else value
-
-
-def _precision_name(value: Any) -> Any:
-    if value is False:  # YAML reads a bare no as false
-        return "no"
-    return {"bfloat16": "bf16", "float16": "fp16"}.get(value, value) if isinstance(value, str) else value
+def _spelled(names: Mapping[str | bool, str]) -> BeforeValidator:
+    """Take other spellings of a choice; YAML reads a bare `no` or `off` as false."""
+    return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str | bool) else value)
 
 
 def _target_modules(value: Any) -> Any:
@@ -59,22 +43,22 @@ def _target_modules(value: Any) -> Any:
     raise ValueError("it must be all-linear or a list of module names")
 
 
-def _cassette_mode(value: Any) -> Any:
-    return "off" if value is False else value  # YAML reads a bare off as false
-
-
 class ModelConfig(Section):
     """Which model is trained, and how it is held."""
 
     # A hub id, a path, or a model that mcpagent builds itself, for machines without a hub (`named_parts`).
     name: str = "Qwen/Qwen3-0.6B"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype_name)] = (
-        "auto"  # auto: bfloat16 on an accelerator, and on a CPU that is faster in it; else float32
-    )
+    # auto: bfloat16 on an accelerator, and on a CPU that is faster in it; else float32.
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _spelled(
+            {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+        ),
+    ] = "auto"
     # None: what transformers picks, sdpa if the model has it. eager and flex_attention do not pack.
     attn_implementation: Annotated[
         Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"] | None,
-        BeforeValidator(_attention_name),
+        _spelled({"flex": "flex_attention"}),
     ] = None
     # Less memory for activations, a third more computation; None: on an accelerator yes, on a CPU for passes
     # longer than training.micro_batch_tokens alone.
@@ -226,7 +210,9 @@ class TrainingConfig(Section):
     deepspeed_config: str | None = None  # of zero3: a JSON file with settings of DeepSpeed's own
     # model.dtype is what weights are held in; this is what the trainer's matrix products compute in, if it
     # is another. fp16 (for GPUs without bfloat16) also scales the loss.
-    mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_precision_name)] = "no"
+    mixed_precision: Annotated[
+        Literal["no", "bf16", "fp16"], _spelled({False: "no", "bfloat16": "bf16", "float16": "fp16"})
+    ] = "no"
 
     @property
     def pass_tokens(self) -> int:
@@ -315,9 +301,9 @@ class ToolsConfig(Section):
     on_catalog_change: Literal["warn", "refuse"] = "warn"
     cassette: str | None = None  # folder in which answers of tools are recorded; None: every call is live
     # replay: what is recorded is replayed, the rest is called and recorded; strict: no server is started.
-    cassette_mode: Annotated[
-        Literal["record", "replay", "strict", "off"], BeforeValidator(_cassette_mode)
-    ] = "replay"
+    cassette_mode: Annotated[Literal["record", "replay", "strict", "off"], _spelled({False: "off"})] = (
+        "replay"
+    )
 
 
 class DataConfig(Section):
