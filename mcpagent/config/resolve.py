@@ -125,7 +125,6 @@ FOLDED: frozenset[Key] = frozenset(
         ("vllm", "max_model_len"),
     }
 )
-_FORMER_MAX_MODEL_LEN = 4096  # what every run wrote into its configuration when this was a setting
 # Below them stand the user's own names.
 _PER_SERVER: Key = ("tools", "per_server")
 _OPEN_KEYS: frozenset[Key] = frozenset({_PER_SERVER, ("budget", "usd_per_call"), ("reward", "weights")})
@@ -306,8 +305,7 @@ def fold(settings: dict[Key, Setting]) -> tuple[list[UserError], list[str]]:
     engine = said("vllm", "max_model_len", int)
     limit = _value(settings, "rollout", "max_context_tokens")
     if engine is not None and _value(settings, "rollout", "backend") == "hf":
-        if engine.value != _FORMER_MAX_MODEL_LEN:
-            notes.append(no_effect(engine.entry, "rollout.backend is hf"))
+        notes.append(no_effect(engine.entry, "rollout.backend is hf"))
     elif engine is not None and (limit is None or (type(limit) is int and engine.value < limit)):
         settings["rollout", "max_context_tokens"] = engine
     adaptive, target = said("grpo", "adaptive_kl", bool), settings.get(("grpo", "target_kl"))

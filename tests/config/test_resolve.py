@@ -145,13 +145,12 @@ def test_a_run_from_before_is_read_as_it_was(tmp_path: Path) -> None:
         "optimization: {gradient_accumulation_steps: 2}\n"
         "training: {batch_size: 8, max_epochs: 2, steps_per_epoch: null, max_steps: null}\n"
         "rollout: {backend: hf, max_context_tokens: null}\n"
-        "vllm: {max_model_len: 4096}\n"
     )
     loaded = load_train_config(inherited=kept)
     config = loaded.config
     assert (config.training.batch_size, config.training.max_steps) == (16, None)
     assert (config.grpo.target_kl, config.rollout.max_context_tokens) == (None, None)
-    assert not any("left out" in note or "vllm" in note for note in loaded.notes)
+    assert not any("left out" in note for note in loaded.notes)
 
 
 def test_tools_cannot_be_switched_off() -> None:
