@@ -4,7 +4,7 @@ configuration is a UserError with that place."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def read_file(path: Path) -> list[Entry]:
         raise UserError(f"cannot be read: {error.strerror}", where=where) from None
     except UnicodeDecodeError as error:
         raise UserError(f"is not UTF-8 text (byte {error.start})", where=where) from None
-    return _parse(text, prefix=(), where=where, numbered=True)
+    return _parse(text, prefix=(), place=lambda mark: where if mark is None else f"{where}:{mark.line + 1}")
 
 
 def read_override(text: str) -> list[Entry]:
@@ -78,32 +78,32 @@ def read_override(text: str) -> list[Entry]:
     key = tuple(part.strip() for part in dotted.split("."))
     if not equals or not all(key):
         raise UserError("write it as key=value, for example --set rollout.group_size=8", where=where)
-    return _parse(value, prefix=key, where=where, numbered=False)
+    return _parse(value, prefix=key, place=lambda _: where)
 
 
-def _parse(text: str, *, prefix: Key, where: str, numbered: bool) -> list[Entry]:
+_Place = Callable[[yaml.Mark | None], str]  # what an error says of a place in the text, or of all of it
+
+
+def _parse(text: str, *, prefix: Key, place: _Place) -> list[Entry]:
     try:
         loader = _Loader(text)
     except yaml.YAMLError as error:  # a character that YAML does not allow, such as NUL
-        raise UserError(f"is not valid YAML: {error}", where=where) from None
+        raise UserError(f"is not valid YAML: {error}", where=place(None)) from None
     try:
         node = loader.get_single_node()
         if node is None:
-            return [Entry(key=prefix, value=None, where=where)] if prefix else []
+            return [Entry(key=prefix, value=None, where=place(None))] if prefix else []
         if not prefix and not isinstance(node, yaml.MappingNode):
-            raise UserError(
-                "a configuration is a mapping of keys to values", where=_place(node, where, numbered)
-            )
-        _refuse_expansion(node, where=_place(node, where, numbered))
-        return list(_walk(loader, node, prefix=prefix, where=where, numbered=numbered))
+            raise UserError("a configuration is a mapping of keys to values", where=place(node.start_mark))
+        _refuse_expansion(node, where=place(node.start_mark))
+        return list(_walk(loader, node, prefix=prefix, place=place))
     except RecursionError:
-        raise UserError("is nested too deeply", where=where) from None
+        raise UserError("is nested too deeply", where=place(None)) from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark is not None and numbered else ""
-        raise UserError(f"is not valid YAML: {error.problem or error.context}", where=where + line) from None
+        where = place(error.problem_mark or error.context_mark)
+        raise UserError(f"is not valid YAML: {error.problem or error.context}", where=where) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what only looks like a number, such as 0b
-        raise UserError(f"is not valid YAML: {error}", where=where) from None
+        raise UserError(f"is not valid YAML: {error}", where=place(None)) from None
     finally:
         loader.dispose()
 
@@ -126,38 +126,34 @@ def _refuse_expansion(root: yaml.Node, *, where: str) -> None:
         raise UserError("is nested too deeply by its aliases", where=where)
 
 
-def _walk(loader: _Loader, node: yaml.Node, *, prefix: Key, where: str, numbered: bool) -> Iterator[Entry]:
+def _walk(loader: _Loader, node: yaml.Node, *, prefix: Key, place: _Place) -> Iterator[Entry]:
     """The leaves below `node`; an empty mapping is one."""
-    place = _place(node, where, numbered)
+    where = place(node.start_mark)
     if not isinstance(node, yaml.MappingNode) or not node.value:
-        yield Entry(key=prefix, value=loader.construct_object(node, deep=True), where=place)
+        yield Entry(key=prefix, value=loader.construct_object(node, deep=True), where=where)
         return
     if len(prefix) > _MAX_DEPTH:
-        raise UserError("is nested too deeply", where=place)
-    _refuse_duplicates(node, where=where, numbered=numbered)
+        raise UserError("is nested too deeply", where=where)
+    _refuse_duplicates(node, place)
     loader.flatten_mapping(node)
     for key_node, value_node in node.value:
         key = (*prefix, str(key_node.value))
         if isinstance(value_node, yaml.MappingNode):
-            yield from _walk(loader, value_node, prefix=key, where=where, numbered=numbered)
+            yield from _walk(loader, value_node, prefix=key, place=place)
         else:
             value = loader.construct_object(value_node, deep=True)
-            yield Entry(key=key, value=value, where=_place(key_node, where, numbered))
+            yield Entry(key=key, value=value, where=place(key_node.start_mark))
 
 
-def _refuse_duplicates(node: yaml.MappingNode, *, where: str, numbered: bool) -> None:
+def _refuse_duplicates(node: yaml.MappingNode, place: _Place) -> None:
     seen: dict[str, yaml.Node] = {}
     for key_node, _ in node.value:
-        place = _place(key_node, where, numbered)
+        where = place(key_node.start_mark)
         if not isinstance(key_node, yaml.ScalarNode):
-            raise UserError("a key must be a plain word", where=place)
+            raise UserError("a key must be a plain word", where=where)
         first = seen.setdefault(key_node.value, key_node)
         if first is not key_node:
             raise UserError(
                 f"{key_node.value} stands here a second time (first at line {first.start_mark.line + 1})",
-                where=place,
+                where=where,
             )
-
-
-def _place(node: yaml.Node, where: str, numbered: bool) -> str:
-    return f"{where}:{node.start_mark.line + 1}" if numbered else where
