@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.records import JsonObject
@@ -76,14 +76,6 @@ class UserTurn:
         )
 
 
-class UserSimulator(Protocol):
-    """Says what a user would say at a turn of the script."""
-
-    async def say(self, turn: UserTurn, *, seed: int) -> tuple[str, SimulatedUser]:
-        """Return the message and how it came about. Raises EpisodeError."""
-        ...
-
-
 def fault_of(text: str, turn: UserTurn) -> str | None:
     """Return why an honest user would not say `text` at this turn; None if it may stand.
 
@@ -142,9 +134,9 @@ def _leaves(value: Any) -> Iterator[str]:
         yield value
 
 
-class ModelUser:
-    """A `UserSimulator` with a model. With a client that has a journal, the same model, turn and seed give
-    the same message."""
+class UserSimulator:
+    """A model that says what a user would say at a turn of the script. With a client that has a journal, the
+    same model, turn and seed give the same message."""
 
     def __init__(self, client: ChatClient, *, model: str) -> None:
         self._client, self._model = client, model

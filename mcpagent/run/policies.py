@@ -14,7 +14,7 @@ from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.env.user import ModelUser, UserSimulator
+from mcpagent.env.user import UserSimulator
 from mcpagent.errors import UserError
 from mcpagent.llm.client import open_client
 from mcpagent.models.weights import weight_files
@@ -194,7 +194,7 @@ def _open_user(
     with open_asked(
         model, config, name=f"user-{model}", run=facts, base_url=url, io=io, on_note=on_note
     ) as asked:
-        yield ModelUser(asked.client, model=model)
+        yield UserSimulator(asked.client, model=model)
 
 
 def at_once(room: int | None, *, asked: int, on_note: Callable[[str], None] = lambda _: None) -> int:
