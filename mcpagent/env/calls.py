@@ -117,7 +117,7 @@ class CallRunner:
             return _refused(call, FailureKind.UNKNOWN_TOOL, why)
         is_search = self._is_search(tool)
         call = call.resolved(tool.spec)
-        problem = tool.argument_problem(call.arguments)
+        problem = tool.check.fault(call.arguments)
         if problem is not None:
             why = f"invalid arguments: {problem}"
             return _refused(call, FailureKind.INVALID_ARGUMENTS, why, is_search=is_search)

@@ -24,12 +24,7 @@ class OfferedTool:
     name: str
     spec: ToolSpec
     schema: JsonObject  # as chat templates take it
-    check: SchemaCheck
-
-    def argument_problem(self, arguments: JsonObject) -> str | None:
-        """Return what is wrong with `arguments`, short enough for the model's context; None if they fit, or
-        if only the server can judge them."""
-        return self.check.fault(arguments)
+    check: SchemaCheck  # of its arguments
 
 
 class OfferedTools:

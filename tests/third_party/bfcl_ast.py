@@ -165,7 +165,7 @@ def verdict(task: Task, offered: OfferedTools, calls: list[JsonObject]) -> bool:
             result = failed_result(call, FailureKind.UNKNOWN_TOOL, "not offered")
         else:
             call = call.resolved(tool.spec)
-            problem = tool.argument_problem(arguments)
+            problem = tool.check.fault(arguments)
             result = (
                 ToolResult(call_id=call.id, server=call.server, tool=call.tool, content="{}")
                 if problem is None
@@ -404,4 +404,4 @@ def _ours_only(case: Verdicts, kind: str, values: list[Any]) -> str | None:
 def _breaks_schema(row: Row, calls: list[JsonObject]) -> bool:
     tools = offered(row)
     made = [(tools.find(name), arguments) for call in calls for name, arguments in call.items()]
-    return any(tool is not None and tool.argument_problem(arguments) is not None for tool, arguments in made)
+    return any(tool is not None and tool.check.fault(arguments) is not None for tool, arguments in made)

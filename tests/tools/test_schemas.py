@@ -172,7 +172,7 @@ def test_of_a_thousand_malicious_schemas_and_patterns_none_hangs_or_breaks_a_che
             (tool,) = offer({"t": spec}, None, task_id="x").tools
             for value in _values(rng):
                 with _in_bounded_time((seed, schema)):
-                    tool.argument_problem(value)
+                    tool.check.fault(value)
         pattern = _patterns(rng)
         for text in ("a" * 30 + "!", "ab" * 20_000):
             with _in_bounded_time((seed, pattern)), suppress(PatternError):
