@@ -145,22 +145,18 @@ def write_jsonl(path: Path | str, records: Iterable[BaseModel | Mapping[str, Any
     """Write records atomically and return their number; the name decides the form: `.json` is an array with a
     record on each line, anything else JSONL; `.gz` and `.zst` compress. Equal records give equal bytes."""
     final = Path(path)
-    is_array = plain_suffix(final) == ".json"
+    opening, between, end, nothing = b"", b"\n", b"\n", b""
+    if plain_suffix(final) == ".json":
+        opening, between, end, nothing = b"[\n", b",\n", b"\n]\n", b"[]\n"
     count = 0
     with (
         atomic_file(final) as temporary,
         compressed_writer(temporary, suffix=final.suffix) as stream,
     ):
-        if not is_array:
-            lines = record_writer(stream)
-            for record in records:
-                lines.write(record)
-                count += 1
-            return count
         for record in records:
-            stream.write((b",\n" if count else b"[\n") + encode_record(record))
+            stream.write((between if count else opening) + encode_record(record))
             count += 1
-        stream.write(b"\n]\n" if count else b"[]\n")
+        stream.write(end if count else nothing)
     return count
 
 
