@@ -32,7 +32,7 @@ from tests.env.world import (
     ask,
     call,
     make_task,
-    with_builtins,
+    with_builtin_servers,
 )
 
 SEARCH = "search_tools"
@@ -71,54 +71,50 @@ async def quote_task(pool: ToolPool, **truth: Any) -> tuple[Task, str, float]:
     return make_task(tool_sequence=plan, final_answer=answer, **truth), ticker, price
 
 
-def test_what_a_search_returns_can_be_called_and_nothing_else() -> None:
-    async def play(pool: ToolPool) -> None:
-        task, ticker, price = await quote_task(pool, max_turns=3)
-        episode = Episode(task, pool, episode_id="t#0", discovery=Discovery())
-        start = await episode.start()
-        assert [schema["function"]["name"] for schema in start.tool_schemas] == [SEARCH]
+@with_builtin_servers
+async def test_what_a_search_returns_can_be_called_and_nothing_else(pool: ToolPool) -> None:
+    task, ticker, price = await quote_task(pool, max_turns=3)
+    episode = Episode(task, pool, episode_id="t#0", discovery=Discovery())
+    start = await episode.start()
+    assert [schema["function"]["name"] for schema in start.tool_schemas] == [SEARCH]
 
-        early = await episode.step(call(QUOTE, symbol=ticker))
-        assert early.tool_results[0].failure is FailureKind.UNKNOWN_TOOL
-        said = json.loads(early.observations[0]["content"])["error"]
-        assert "is not loaded" in said and SEARCH in said
-        unheard = await episode.step(FIND_QUOTE + "\n" + call(QUOTE, symbol=ticker))
-        # It stands in the same step as the search: it cannot have been written with its schema in view.
-        assert unheard.tool_results[1].failure is FailureKind.UNKNOWN_TOOL
+    early = await episode.step(call(QUOTE, symbol=ticker))
+    assert early.tool_results[0].failure is FailureKind.UNKNOWN_TOOL
+    said = json.loads(early.observations[0]["content"])["error"]
+    assert "is not loaded" in said and SEARCH in said
+    unheard = await episode.step(FIND_QUOTE + "\n" + call(QUOTE, symbol=ticker))
+    # It stands in the same step as the search: it cannot have been written with its schema in view.
+    assert unheard.tool_results[1].failure is FailureKind.UNKNOWN_TOOL
 
-        found = unheard.tool_results[0]
-        shown = json.loads(found.content)["tools"]
-        assert shown == list(unheard.tool_schemas)
-        assert found.loaded is not None and f"fmp.{QUOTE}" in found.loaded and len(found.loaded) == 3
-        assert shown[found.loaded.index(f"fmp.{QUOTE}")] == chat_schema(QUOTE, pool.tools[QUOTE])
-        made = await episode.step(call(QUOTE, symbol=ticker))
-        assert made.tool_results[0].structured is not None
-        assert made.tool_results[0].structured["price"] == price
-        await episode.close()
-
-    with_builtins(play)
+    found = unheard.tool_results[0]
+    shown = json.loads(found.content)["tools"]
+    assert shown == list(unheard.tool_schemas)
+    assert found.loaded is not None and f"fmp.{QUOTE}" in found.loaded and len(found.loaded) == 3
+    assert shown[found.loaded.index(f"fmp.{QUOTE}")] == chat_schema(QUOTE, pool.tools[QUOTE])
+    made = await episode.step(call(QUOTE, symbol=ticker))
+    assert made.tool_results[0].structured is not None
+    assert made.tool_results[0].structured["price"] == price
+    await episode.close()
 
 
-def test_a_sensible_search_costs_nothing_and_earns_nothing() -> None:
-    async def play(pool: ToolPool) -> None:
-        # As many turns and calls as the plan itself takes: searching takes none of them.
-        task, ticker, price = await quote_task(pool, max_turns=2, limits={"max_tools": 1, "max_servers": 1})
-        quote, answer = call(QUOTE, symbol=ticker), f"The answer is {price}."
-        _, with_search = await played(pool, task, FIND_QUOTE, quote, answer)
-        offered = Episode(task, pool, episode_id="t#0")
-        await offered.start()
-        for action in (quote, answer):
-            await offered.step(action)
-        without = {term.name: term.value for term in await offered.grade()}
-        await offered.close()
-        assert with_search.pop("reward") == 1.0
-        assert with_search == without
+@with_builtin_servers
+async def test_a_sensible_search_costs_nothing_and_earns_nothing(pool: ToolPool) -> None:
+    # As many turns and calls as the plan itself takes: searching takes none of them.
+    task, ticker, price = await quote_task(pool, max_turns=2, limits={"max_tools": 1, "max_servers": 1})
+    quote, answer = call(QUOTE, symbol=ticker), f"The answer is {price}."
+    _, with_search = await played(pool, task, FIND_QUOTE, quote, answer)
+    offered = Episode(task, pool, episode_id="t#0")
+    await offered.start()
+    for action in (quote, answer):
+        await offered.step(action)
+    without = {term.name: term.value for term in await offered.grade()}
+    await offered.close()
+    assert with_search.pop("reward") == 1.0
+    assert with_search == without
 
-        abstain = make_task(abstain=True, final_answer={"type": "abstention", "value": "cannot"}, max_turns=1)
-        _, searched = await played(pool, abstain, call(SEARCH, query="brew coffee"), CANNOT)
-        assert searched["reward"] == 1.0
-
-    with_builtins(play)
+    abstain = make_task(abstain=True, final_answer={"type": "abstention", "value": "cannot"}, max_turns=1)
+    _, searched = await played(pool, abstain, call(SEARCH, query="brew coffee"), CANNOT)
+    assert searched["reward"] == 1.0
 
 
 QUERIES = [f"{word} {other}" for word in ("stock", "price", "news", "chat") for other in "abcdefghij"]
@@ -134,99 +130,91 @@ QUERIES = [f"{word} {other}" for word in ("stock", "price", "news", "chat") for 
         pytest.param([*[call(SEARCH, query=q) for q in QUERIES[:9]], "The answer is 1."], id="then-a-guess"),
     ],
 )
-def test_a_policy_that_searches_for_ever_gains_nothing(actions: list[str]) -> None:
-    async def play(pool: ToolPool) -> None:
-        acting, *_ = await quote_task(pool, max_turns=6)
-        abstain = make_task(abstain=True, final_answer={"type": "abstention", "value": "cannot"}, max_turns=6)
-        for task in (acting, abstain):
-            episode, searching = await played(pool, task, *actions)
-            _, silent = await played(pool, task, "")
-            assert searching["reward"] < silent["reward"] or searching["reward"] < 0
-            assert searching["success"] == 0.0 and searching["penalty"] >= 0.1
-            assert len(episode.record.turns) <= 6 + 4 + 1
-
-    with_builtins(play)
+@with_builtin_servers
+async def test_a_policy_that_searches_for_ever_gains_nothing(pool: ToolPool, actions: list[str]) -> None:
+    acting, *_ = await quote_task(pool, max_turns=6)
+    abstain = make_task(abstain=True, final_answer={"type": "abstention", "value": "cannot"}, max_turns=6)
+    for task in (acting, abstain):
+        episode, searching = await played(pool, task, *actions)
+        _, silent = await played(pool, task, "")
+        assert searching["reward"] < silent["reward"] or searching["reward"] < 0
+        assert searching["success"] == 0.0 and searching["penalty"] >= 0.1
+        assert len(episode.record.turns) <= 6 + 4 + 1
 
 
-def test_searching_too_much_costs_a_success_something_but_never_its_lead() -> None:
-    async def play(pool: ToolPool) -> None:
-        task, ticker, price = await quote_task(pool, max_turns=40)
-        searches = [call(SEARCH, query=query) for query in QUERIES[:10]]
-        _, terms = await played(
-            pool, task, FIND_QUOTE, *searches, call(QUOTE, symbol=ticker), f"The answer is {price}."
-        )
-        assert terms["excess"] == 11 - 3  # one for the plan's call and two more are free
-        assert 0.45 <= terms["reward"] == pytest.approx(1 - 0.15)
-
-    with_builtins(play)
+@with_builtin_servers
+async def test_searching_too_much_costs_a_success_something_but_never_its_lead(pool: ToolPool) -> None:
+    task, ticker, price = await quote_task(pool, max_turns=40)
+    searches = [call(SEARCH, query=query) for query in QUERIES[:10]]
+    _, terms = await played(
+        pool, task, FIND_QUOTE, *searches, call(QUOTE, symbol=ticker), f"The answer is {price}."
+    )
+    assert terms["excess"] == 11 - 3  # one for the plan's call and two more are free
+    assert 0.45 <= terms["reward"] == pytest.approx(1 - 0.15)
 
 
-def test_a_search_is_no_call_that_a_task_could_ask_for() -> None:
-    async def play(pool: ToolPool) -> None:
-        for name in (SEARCH, f"mcpagent.{SEARCH}", "mcpagent"):
-            task = make_task(success={"must_call_tool": name}, final_answer={"type": "number", "value": 5})
-            _, terms = await played(pool, task, FIND_QUOTE, "The answer is 5.")
-            assert (terms["must_call"], terms["success"]) == (0.0, 0.0)
-
-    with_builtins(play)
+@with_builtin_servers
+async def test_a_search_is_no_call_that_a_task_could_ask_for(pool: ToolPool) -> None:
+    for name in (SEARCH, f"mcpagent.{SEARCH}", "mcpagent"):
+        task = make_task(success={"must_call_tool": name}, final_answer={"type": "number", "value": 5})
+        _, terms = await played(pool, task, FIND_QUOTE, "The answer is 5.")
+        assert (terms["must_call"], terms["success"]) == (0.0, 0.0)
 
 
-def test_only_what_the_task_offers_is_found_and_what_a_user_turn_brings_from_then_on() -> None:
-    async def play(pool: ToolPool) -> None:
-        task = make_task(
-            tools=[f"slack.{HISTORY}"],
-            abstain=True,
-            user_turns=["Now it is there.", "Go on."],
-            tools_added={1: [f"fmp.{QUOTE}"]},
-        )
-        episode = await begun(pool, task)
-        assert f"fmp.{QUOTE}" not in ((await episode.step(FIND_QUOTE)).tool_results[0].loaded or ())
-        brought = await episode.step("There is nothing.")
-        assert brought.tool_schemas == () and SEARCH in (brought.user_message or "")
-        assert names(await episode.step(FIND_QUOTE)) == [QUOTE]
-        assert (await episode.step("Done.")).user_message == "Go on."
-        again = (await episode.step(FIND_QUOTE)).tool_results[0]
-        assert again.loaded == () and json.loads(again.content)["already_loaded"] == [QUOTE]
-        await episode.close()
+@with_builtin_servers
+async def test_only_what_the_task_offers_is_found_and_what_a_user_turn_brings_from_then_on(
+    pool: ToolPool,
+) -> None:
+    task = make_task(
+        tools=[f"slack.{HISTORY}"],
+        abstain=True,
+        user_turns=["Now it is there.", "Go on."],
+        tools_added={1: [f"fmp.{QUOTE}"]},
+    )
+    episode = await begun(pool, task)
+    assert f"fmp.{QUOTE}" not in ((await episode.step(FIND_QUOTE)).tool_results[0].loaded or ())
+    brought = await episode.step("There is nothing.")
+    assert brought.tool_schemas == () and SEARCH in (brought.user_message or "")
+    assert names(await episode.step(FIND_QUOTE)) == [QUOTE]
+    assert (await episode.step("Done.")).user_message == "Go on."
+    again = (await episode.step(FIND_QUOTE)).tool_results[0]
+    assert again.loaded == () and json.loads(again.content)["already_loaded"] == [QUOTE]
+    await episode.close()
 
-        missing = make_task(tools=["fmp.no_such_tool"], abstain=True)
-        with pytest.raises(UserError, match="no_such_tool"):
-            await begun(pool, missing)
-
-    with_builtins(play)
+    missing = make_task(tools=["fmp.no_such_tool"], abstain=True)
+    with pytest.raises(UserError, match="no_such_tool"):
+        await begun(pool, missing)
 
 
-def test_pinned_tools_are_offered_beside_the_search() -> None:
-    async def play(pool: ToolPool) -> None:
-        episode = Episode(
-            make_task(tools=[f"fmp.{QUOTE}", f"slack.{SEND}", f"slack.{HISTORY}"], abstain=True),
-            pool,
-            episode_id="t#0",
-            discovery=Discovery(pinned=("slack", "fmp.no_such_tool")),
-        )
-        start = await episode.start()
-        assert [s["function"]["name"] for s in start.tool_schemas] == [SEARCH, SEND, HISTORY]
-        assert names(await episode.step(FIND_QUOTE)) == [QUOTE]
-        await episode.close()
-
-    with_builtins(play)
+@with_builtin_servers
+async def test_pinned_tools_are_offered_beside_the_search(pool: ToolPool) -> None:
+    episode = Episode(
+        make_task(tools=[f"fmp.{QUOTE}", f"slack.{SEND}", f"slack.{HISTORY}"], abstain=True),
+        pool,
+        episode_id="t#0",
+        discovery=Discovery(pinned=("slack", "fmp.no_such_tool")),
+    )
+    start = await episode.start()
+    assert [s["function"]["name"] for s in start.tool_schemas] == [SEARCH, SEND, HISTORY]
+    assert names(await episode.step(FIND_QUOTE)) == [QUOTE]
+    await episode.close()
 
 
 @pytest.mark.parametrize("tool_format", sorted(DIALECT_OF))
-def test_every_dialect_reads_a_call_of_a_loaded_tool_with_the_types_of_its_schema(tool_format: str) -> None:
-    async def play(pool: ToolPool) -> None:
-        task = make_task(tools=[f"slack.{HISTORY}"], abstain=True)
-        episode = await begun(pool, task, tool_format=tool_format)
-        write = DIALECT_OF[tool_format].write
-        found = await episode.step(write([(SEARCH, {"query": "channel history", "limit": 5})]))
-        assert names(found) == [HISTORY]
-        channel, _ = await any_channel(pool)
-        made = await episode.step(write([(HISTORY, {"channel_id": channel, "limit": 2})]))
-        assert made.tool_calls[0].arguments == {"channel_id": channel, "limit": 2}
-        assert made.tool_results[0].failure is None
-        await episode.close()
-
-    with_builtins(play)
+@with_builtin_servers
+async def test_every_dialect_reads_a_call_of_a_loaded_tool_with_the_types_of_its_schema(
+    pool: ToolPool, tool_format: str
+) -> None:
+    task = make_task(tools=[f"slack.{HISTORY}"], abstain=True)
+    episode = await begun(pool, task, tool_format=tool_format)
+    write = DIALECT_OF[tool_format].write
+    found = await episode.step(write([(SEARCH, {"query": "channel history", "limit": 5})]))
+    assert names(found) == [HISTORY]
+    channel, _ = await any_channel(pool)
+    made = await episode.step(write([(HISTORY, {"channel_id": channel, "limit": 2})]))
+    assert made.tool_calls[0].arguments == {"channel_id": channel, "limit": 2}
+    assert made.tool_results[0].failure is None
+    await episode.close()
 
 
 def spec(name: str, description: str = "", server: str = "s", **properties: Any) -> ToolSpec:
@@ -300,17 +288,15 @@ def test_the_search_keeps_out_of_the_way_of_a_tool_that_has_its_name() -> None:
     assert theirs.spec.description == "Look for a hammer." and own.spec.server == "mcpagent"
 
 
-def test_a_hard_limit_of_calls_counts_searches_too() -> None:
-    async def play(pool: ToolPool) -> None:
-        task = make_task(abstain=True, max_turns=50)
-        episode = await begun(pool, task, limits=EpisodeLimits(max_tool_calls=3))
-        last = await episode.step("\n".join(call(SEARCH, query=f"stock {n}") for n in range(4)))
-        assert last.stop_reason is StopReason.MAX_TOOL_CALLS
-        assert [result.loaded is not None for result in last.tool_results] == [True] * 4
-        assert last.tool_results[3].failure is FailureKind.LIMIT
-        await episode.close()
-
-    with_builtins(play)
+@with_builtin_servers
+async def test_a_hard_limit_of_calls_counts_searches_too(pool: ToolPool) -> None:
+    task = make_task(abstain=True, max_turns=50)
+    episode = await begun(pool, task, limits=EpisodeLimits(max_tool_calls=3))
+    last = await episode.step("\n".join(call(SEARCH, query=f"stock {n}") for n in range(4)))
+    assert last.stop_reason is StopReason.MAX_TOOL_CALLS
+    assert [result.loaded is not None for result in last.tool_results] == [True] * 4
+    assert last.tool_results[3].failure is FailureKind.LIMIT
+    await episode.close()
 
 
 def test_the_gold_plan_scores_whole_among_many_servers_alike() -> None:

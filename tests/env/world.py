@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 from mcp.server import MCPServer
@@ -32,6 +34,18 @@ def with_builtins(use: Callable[[ToolPool], Awaitable[T]]) -> T:
             return await use(pool)
 
     return asyncio.run(run())
+
+
+def with_builtin_servers(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test whose first argument is a pool of the built-in servers."""
+
+    @wraps(test)
+    def run(**arguments: Any) -> None:
+        with_builtins(lambda pool: test(pool, **arguments))
+
+    signature = inspect.signature(test)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # for pytest
+    return run
 
 
 @asynccontextmanager
