@@ -8,22 +8,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import TaskLimits
 from mcpagent.core.tools import SEARCH_TOOL, FailureKind, ToolCall, ToolResult
 from mcpagent.core.trajectory import StopReason
 from mcpagent.env.offer import OfferedTool, OfferedTools, SearchableTools
 from mcpagent.env.parsing import error_content
 from mcpagent.tools.contract import ToolSession
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallBudget:
-    """Limits over the whole episode; None: no limit. `max_tools` counts calls, as the task's limit does.
-    `deadline_s` is a time of the running loop's clock."""
-
-    max_calls: int
-    max_tools: int | None = None
-    max_servers: int | None = None
-    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +42,16 @@ class _Planned:
 
 @dataclass
 class CallRunner:
-    """Makes the model's calls of one episode and counts them against its limits. With `tools` some of them
-    are searches, whose results are in `offer` from the next step on; they count against `max_calls` alone."""
+    """Makes the model's calls of one episode and counts them against the limits of its task, and against
+    `max_calls`. With `tools` some of them are searches, whose results are in `offer` from the next step on;
+    they count against `max_calls` alone. `deadline_s` is a time of the running loop's clock; None: no
+    limit."""
 
     session: ToolSession
     offer: OfferedTools
-    limits: CallBudget
+    max_calls: int
+    limits: TaskLimits = TaskLimits()
+    deadline_s: float | None = None
     tools: SearchableTools | None = None
     made: int = 0
     _searched: int = 0
@@ -107,7 +101,7 @@ class CallRunner:
             return StopReason.LIMIT
         if self.limits.max_servers is not None and len(self._servers) > self.limits.max_servers:
             return StopReason.LIMIT
-        return StopReason.MAX_TOOL_CALLS if self.made > self.limits.max_calls else None
+        return StopReason.MAX_TOOL_CALLS if self.made > self.max_calls else None
 
     def _plan(self, call: ToolCall, stop: StopReason | None) -> _Planned:
         tool = self.offer.find(call.tool)
@@ -142,7 +136,7 @@ class CallRunner:
                 loaded=names,
             )
         try:
-            async with asyncio.timeout_at(self.limits.deadline_s):
+            async with asyncio.timeout_at(self.deadline_s):
                 return await self.session.call(item.call)
         except TimeoutError:
             return _result(item.call, FailureKind.TIMEOUT, "the deadline of the episode passed")
@@ -150,8 +144,7 @@ class CallRunner:
     @property
     def deadline_passed(self) -> bool:
         """Return whether the time limit of the episode is over; never without one."""
-        deadline_s = self.limits.deadline_s
-        return deadline_s is not None and asyncio.get_running_loop().time() >= deadline_s
+        return self.deadline_s is not None and asyncio.get_running_loop().time() >= self.deadline_s
 
 
 def _refused(call: ToolCall, failure: FailureKind, message: str, *, is_search: bool = False) -> _Planned:

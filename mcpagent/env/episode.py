@@ -20,7 +20,7 @@ from mcpagent.core.trajectory import (
     Trajectory,
     Turn,
 )
-from mcpagent.env.calls import CallBudget, CallOutcome, CallRunner
+from mcpagent.env.calls import CallOutcome, CallRunner
 from mcpagent.env.offer import Discovery, OfferedTools, SearchableTools, offer
 from mcpagent.env.parsing import observations, parse_action
 from mcpagent.env.user import UserSimulator, UserTurn
@@ -194,13 +194,15 @@ class Episode:
             names = self.task.offered_in(0)
             self._searchable = SearchableTools(self._catalog, names, self._discovery, task_id=self.task.id)
             offered = self._searchable.offered
-        limits = CallBudget(
+        self._offer = offered
+        self._runner = CallRunner(
+            self._session,
+            offered,
             max_calls=self._limits.max_tool_calls,
-            max_tools=truth.limits.max_tools,
-            max_servers=truth.limits.max_servers,
+            limits=truth.limits,
             deadline_s=None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s,
+            tools=self._searchable,
         )
-        self._offer, self._runner = offered, CallRunner(self._session, offered, limits, self._searchable)
         for server, calls in truth.setup.items():
             for call in calls:
                 result = await self._own_call(server, call.tool, call.arguments, purpose=Purpose.SETUP)
