@@ -94,17 +94,11 @@ def test_a_broken_call_does_not_hide_the_next_one() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "The answer is 187.2.",
-        "",
-        '{"price": 187.2}',
-        '{"name": "Apple", "price": 187.2}',
         'Use {"tool": "quote", "arguments": {}} for that.',
         'I called\n{"tool": "quote", "arguments": {}}\nand read it.\nAnswer: 5',
         'As said:\n{"tool": "quote", "arguments": {"ticker":',
         'Two:\n{"tool": "a", "arguments": {}}\n{"tool": "b", "arguments": {}}',
         '```json\n{"price": 1}\n```',
-        "a < b and <b>bold</b>",
-        "quote(AAPL)",
     ],
 )
 def test_text_is_never_a_call(text: str) -> None:
