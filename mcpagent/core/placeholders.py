@@ -67,20 +67,19 @@ def resolve_references(value: Any, results: Mapping[str, Any]) -> Any:
 
 def references(value: Any) -> set[int]:
     """Return numbers of the steps that `value` refers to. Raises PlaceholderError if one is malformed."""
-    steps: set[int] = set()
+    return {step for text in reference_texts(value) for step in _steps(text[2:-1])}
+
+
+def reference_texts(value: Any) -> list[str]:
+    """Return every `${...}` of `value` as it is written, in order."""
     if isinstance(value, str):
-        for match in _REFERENCE.finditer(value):
-            steps |= _steps(match[1])
-    for item in _items(value):
-        steps |= references(item)
-    return steps
-
-
-def _items(value: Any) -> Iterable[Any]:
-    """Return the values of a JSON object or the items of an array; nothing of anything else."""
+        return [match[0] for match in _REFERENCE.finditer(value)]
+    items: Iterable[Any] = ()
     if is_json_object(value):
-        return value.values()
-    return value if is_json_array(value) else ()
+        items = value.values()
+    elif is_json_array(value):
+        items = value
+    return [text for item in items for text in reference_texts(item)]
 
 
 def result_value(result: ToolResult) -> dict[str, Any]:
@@ -159,13 +158,6 @@ def lookup_path(value: Any, path: str) -> Any:
     """Return what is at `path` (`messages[0].text`) of a JSON value. Raises PlaceholderError."""
     joined = path if path.startswith("[") else f".{path}"
     return _value(f"step0{joined}", {"step0": value})
-
-
-def reference_texts(value: Any) -> list[str]:
-    """Return every `${...}` of `value` as it is written, in order."""
-    if isinstance(value, str):
-        return [match[0] for match in _REFERENCE.finditer(value)]
-    return [text for item in _items(value) for text in reference_texts(item)]
 
 
 def format_value(value: Any) -> str:
