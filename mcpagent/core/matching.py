@@ -213,15 +213,10 @@ def _expected_problems(expected: Any) -> list[str]:
     if not is_json_object(expected):
         return []
     if is_rule(expected):
-        nested = [expected[key] for key in ("contains",) if key in expected]
-        inner = [
-            value
-            for item in nested
-            if is_json_object(item)
-            for value in ([item] if is_rule(item) else item.values())
-        ]
-        faults = [f".{problem}" for problem in _faults(expected)]
-        return [*faults, *(f".contains{problem}" for value in inner for problem in _expected_problems(value))]
+        problems = [f".{problem}" for problem in _faults(expected)]
+        item = expected.get("contains")
+        fields = item.values() if is_json_object(item) and not is_rule(item) else [item]
+        return problems + [f".contains{problem}" for field in fields for problem in _expected_problems(field)]
     likely = sorted(name for name in expected if get_close_matches(str(name), STATE_RULE_NAMES, 1, 0.8))
     if likely:
         return [
