@@ -65,7 +65,8 @@ def _call_id(number: int) -> str:
 
 # Non-empty reasoning: plain Qwen3 puts an empty think block on the last assistant message only.
 _QUESTION: JsonObject = {"role": "user", "content": "question"}
-_ANSWERED: JsonObject = {"role": "assistant", "content": _ANSWER, **thought("thought")}
+_UNTHINKING: JsonObject = {"role": "assistant", "content": _ANSWER}
+_ANSWERED: JsonObject = {**_UNTHINKING, **thought("thought")}
 _LONGER: tuple[JsonObject, ...] = (
     {"role": "user", "content": "first"},
     {"role": "assistant", "content": "one", **thought("more")},
@@ -129,6 +130,15 @@ class ChatFormat:
         taken = self._as_taken(messages)
         return render_chat(self._tokenizer, taken, tools, generation=generation, name=self._name)
 
+    def _if_rendered(
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = (), *, generation: bool = False
+    ) -> str | None:
+        """Return what `render` does; None if the template does not take the conversation."""
+        try:
+            return self.render(messages, tools, generation=generation)
+        except TEMPLATE_ERRORS:
+            return None
+
     def between(
         self, said: Sequence[JsonObject], *, ended_by: str | None = None, history: Sequence[JsonObject] = ()
     ) -> str:
@@ -158,12 +168,9 @@ class ChatFormat:
         """Return what the template has the model write for an assistant's message after the generation
         header, without the token that ends it; None if the two do not fit."""
         end = self.call_end if message.get("tool_calls") else self.answer_end
-        try:
-            header = self.render((_QUESTION,), tools, generation=True)
-            text = self.render((_QUESTION, message), tools)
-        except TEMPLATE_ERRORS:
-            return None
-        if not text.startswith(header):
+        header = self._if_rendered((_QUESTION,), tools, generation=True)
+        text = self._if_rendered((_QUESTION, message), tools)
+        if header is None or text is None or not text.startswith(header):
             return None
         written = text[len(header) :]
         if end.opens_next and end.text not in written:
@@ -174,12 +181,11 @@ class ChatFormat:
     def call_text(self, name: str, arguments: JsonObject, tools: Sequence[JsonObject]) -> str | None:
         """Return what the template has the model write for a call, without the end of the turn; None if
         the template writes no calls."""
-        answered = (_QUESTION, {"role": "assistant", "content": _ANSWER})
-        try:
-            header = self.render(answered, tools).partition(_ANSWER)[0]
-            text = self.render((_QUESTION, calling_message((name, arguments))), tools)
-        except TEMPLATE_ERRORS:
+        answered = self._if_rendered((_QUESTION, _UNTHINKING), tools)
+        text = self._if_rendered((_QUESTION, calling_message((name, arguments))), tools)
+        if answered is None or text is None:
             return None
+        header = answered.partition(_ANSWER)[0]
         shared = next((i for i, (a, b) in enumerate(zip(header, text, strict=False)) if a != b), len(header))
         written = text[shared:].partition(self.call_end.text)[0]
         return written if name in written else None
@@ -187,11 +193,9 @@ class ChatFormat:
     @property
     def has_reasoning(self) -> bool:
         """Whether the template shows the thought of the last assistant message."""
-        unthinking = {"role": "assistant", "content": _ANSWER}
-        try:
-            return self.render((_QUESTION, _ANSWERED)) != self.render((_QUESTION, unthinking))
-        except TEMPLATE_ERRORS:
-            return False
+        thinking = self._if_rendered((_QUESTION, _ANSWERED))
+        unthinking = self._if_rendered((_QUESTION, _UNTHINKING))
+        return None not in (thinking, unthinking) and thinking != unthinking
 
     def refusal(self, reason: str) -> UserError:
         """Return the error that refuses this template."""
@@ -259,24 +263,18 @@ class ChatFormat:
                 raise error from None
 
     def _shows_system(self) -> bool:
-        try:
-            return _SYSTEM in self.render(({"role": "system", "content": _SYSTEM}, _QUESTION))
-        except TEMPLATE_ERRORS:
-            return False
+        text = self._if_rendered(({"role": "system", "content": _SYSTEM}, _QUESTION))
+        return text is not None and _SYSTEM in text
 
     def _shows_tools(self) -> bool:
-        answered = (_QUESTION, _ANSWERED)
-        try:
-            return self.render(answered, (_PROBE_TOOL,)) != self.render(answered)
-        except TEMPLATE_ERRORS:
-            return False
+        offered = self._if_rendered((_QUESTION, _ANSWERED), (_PROBE_TOOL,))
+        bare = self._if_rendered((_QUESTION, _ANSWERED))
+        return None not in (offered, bare) and offered != bare
 
     def _writes(self, calls: int) -> bool:
         calling = calling_message(*((_TOOL, {"x": _ANSWER}) for _ in range(calls)))
-        try:
-            return self.render((_QUESTION, calling)).count(_ANSWER) == calls
-        except TEMPLATE_ERRORS:
-            return False
+        text = self._if_rendered((_QUESTION, calling))
+        return text is not None and text.count(_ANSWER) == calls
 
     def _find_role_of_results(self) -> None:
         try:
