@@ -114,12 +114,5 @@ def _visible_part(run: re.Match[str]) -> int:
 
 
 def _escaped(run: re.Match[str]) -> str:
-    kept = _visible_part(run)
-    return run.group()[:kept] + "".join(map(_escape, run.group()[kept:]))
-
-
-def _escape(char: str) -> str:
-    code = ord(char)
-    if code < 0x100:
-        return "\\r" if char == "\r" else f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    hidden, kept = run.group(), _visible_part(run)
+    return hidden[:kept] + hidden[kept:].encode("unicode_escape").decode()
