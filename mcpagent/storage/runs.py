@@ -27,17 +27,14 @@ _AFTER_TRAINING = ("best.json", "trained.json")
 _DEFAULT_NAME = re.compile(r"train-(\d{4}-\d{2}-\d{2})-([a-z]+)")
 
 
-def new_name(parent: Path) -> str:
-    """Return the first free default name of today: train-2026-11-22-a, then -b ... -z, -aa ..."""
-    today = f"{datetime.now().astimezone():%Y-%m-%d}"
-    return next(
-        name for letters in _letters() if not (parent / (name := f"train-{today}-{letters}")).exists()
-    )
-
-
 def planned_folder(parent: Path, name: str | None) -> Path:
-    """Where a new run would be kept; nothing is made."""
-    return parent / (name or new_name(parent))
+    """Return where a new run would be kept; nothing is made. Without a name it is the first free default one
+    of today: train-2026-11-22-a, then -b ... -z, -aa ..."""
+    if name is not None:
+        return parent / name
+    today = f"{datetime.now().astimezone():%Y-%m-%d}"
+    folders = (parent / f"train-{today}-{letters}" for letters in _letters())
+    return next(folder for folder in folders if not folder.exists())
 
 
 def last_run(parent: Path, *, kind: str) -> Path:
@@ -143,7 +140,7 @@ def new_session(
     if the folder already holds something that `beside` does not name."""
     while True:
         with ExitStack() as stack:
-            folder = parent / (name or new_name(parent))
+            folder = planned_folder(parent, name)
             try:
                 session = stack.enter_context(run_session(folder, kind=kind))
             except InUseError:
