@@ -9,6 +9,7 @@ have no outcome; they count as spent at their worst case, and are asked again.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -29,7 +30,6 @@ from mcpagent.llm.endpoint import read_chat
 from mcpagent.storage.datasets import complete_lines, record_writer
 
 _FORMAT = 1
-_MOST_JOURNALS = 256  # of one name: one for each process that asks at the same time
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ def open_journal(folder: Path, *, name: str, run: JsonObject) -> Iterator[tuple[
     """Yield the first journal of this name in `folder` that no other process writes to. What was given up
     is asked again. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9.-]+", "-", name)
-    for number in range(_MOST_JOURNALS):
-        path = folder / (f"{stem}.jsonl" if number == 0 else f"{stem}-{number + 1}.jsonl")
+    for number in itertools.count(1):
+        path = folder / (f"{stem}.jsonl" if number == 1 else f"{stem}-{number}.jsonl")
         try:
             journal = Journal(path, run=run, retry_failed=True)
         except JournalInUse:
@@ -231,8 +231,3 @@ def open_journal(folder: Path, *, name: str, run: JsonObject) -> Iterator[tuple[
         with closing(journal):
             yield journal, path
         return
-    raise UserError(
-        f"{_MOST_JOURNALS} processes write journals here already",
-        where=str(folder),
-        remedy="wait for one of them",
-    )
