@@ -60,8 +60,8 @@ def extra_with(module: str) -> str | None:
     brings."""
     name = module.partition(".")[0].lower()
     extras = metadata.metadata("mcpagent").get_all("Provides-Extra") or ()
-    sizes = {extra: len(requirements(extra)) for extra in extras if _brings(extra, name)}
-    return min(sizes, key=sizes.__getitem__, default=None)
+    bringing = [e for e in extras if any(_module(r.name) == name for r in requirements(e))]
+    return min(bringing, key=lambda extra: len(requirements(extra)), default=None)
 
 
 def is_installed(package: str) -> bool:
@@ -88,10 +88,6 @@ def pip_install(*requirements: str) -> str:
     python = Path(sys.executable)
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     return shlex.join([str(shown), "-m", "pip", "install", *requirements])
-
-
-def _brings(extra: str, module: str) -> bool:
-    return any(_module(requirement.name) == module for requirement in requirements(extra))
 
 
 def _module(package: str) -> str:
