@@ -23,7 +23,7 @@ from mcpagent.core.trajectory import (
 from mcpagent.env.calls import CallOutcome, CallRunner
 from mcpagent.env.offer import Discovery, OfferedTools, SearchableTools, offer
 from mcpagent.env.parsing import observations, parse_action
-from mcpagent.env.user import UserSimulator, UserTurn
+from mcpagent.env.user import UserSimulator, UserTurn, secrets_of
 from mcpagent.errors import EpisodeError
 from mcpagent.reward.judge import Judge
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, Reward, checks_with_before, state_checks
@@ -321,8 +321,14 @@ class Episode:
         return self._advance(CallOutcome(), ())
 
     def _turn_of_user(self, goal: str, heard: str) -> UserTurn:
-        made, names = [r for t in self._turns for r in t.results], self._catalog
-        return UserTurn.of(self.task, goal=goal, said=self._said, heard=heard, results=made, tool_names=names)
+        return UserTurn(
+            goal=goal,
+            said=self._said,
+            heard=heard,
+            results=[result for turn in self._turns for result in turn.results],
+            tool_names=tuple(self._catalog),
+            secrets=secrets_of(self.task),
+        )
 
     def _advance(
         self,

@@ -41,7 +41,7 @@ _RULES = (
 @dataclass(frozen=True, kw_only=True)
 class UserTurn:
     """What a simulated user goes by: the `goal` is what the script has it say now, `said` what it has said
-    before, `heard` the assistant's last answer. `secrets` (the answer of the task) and what the `results` of
+    before, `heard` the assistant's last answer. `secrets` (`secrets_of` the task) and what the `results` of
     this episode hold are not the user's to know unless the user said them, nor are the `tool_names`."""
 
     goal: str
@@ -51,29 +51,12 @@ class UserTurn:
     tool_names: Sequence[str] = ()
     secrets: Sequence[str] = ()
 
-    @classmethod
-    def of(
-        cls,
-        task: Task,
-        *,
-        goal: str,
-        said: Sequence[str],
-        heard: str,
-        results: Sequence[ToolResult],
-        tool_names: Iterable[str],
-    ) -> UserTurn:
-        """Return the turn of an episode of `task`."""
-        check = task.truth.final_answer
-        answer = None if check is None or check.type in ("regex", "abstention") else check.value
-        secrets = [format_value(leaf) for leaf in _leaves(answer) if not reference_texts(leaf)]
-        return cls(
-            goal=goal,
-            said=said,
-            heard=heard,
-            results=results,
-            tool_names=tuple(tool_names),
-            secrets=secrets,
-        )
+
+def secrets_of(task: Task) -> list[str]:
+    """Return the texts of a task's answer, which are not the user's to know."""
+    check = task.truth.final_answer
+    answer = None if check is None or check.type in ("regex", "abstention") else check.value
+    return [format_value(leaf) for leaf in _leaves(answer) if not reference_texts(leaf)]
 
 
 def fault_of(text: str, turn: UserTurn) -> str | None:

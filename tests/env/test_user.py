@@ -10,7 +10,7 @@ import pytest
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.env.user import UserTurn, fault_of
+from mcpagent.env.user import UserTurn, fault_of, secrets_of
 from mcpagent.run.rollout import rollout
 from mcpagent.storage.trajectories import read_trajectories
 from tests.env.world import make_task
@@ -60,7 +60,7 @@ def test_an_honest_user_says_what_it_wants_and_nothing_that_it_cannot_know(
 
 def test_the_answer_of_a_task_is_not_the_users_to_tell() -> None:
     task = make_task(final_answer={"type": "must_include", "value": ["rather bullish", "${step1.price}"]})
-    turn = UserTurn.of(task, goal=GOAL, said=(), heard="", results=(), tool_names=())
+    turn = UserTurn(goal=GOAL, said=(), heard="", secrets=secrets_of(task))
     assert turn.secrets == ["rather bullish"]
     assert fault_of("The quote of QTPH for Marta, rather bullish", turn) is not None
 
