@@ -50,7 +50,7 @@ class CallRunner:
     session: ToolSession
     offer: OfferedTools
     max_calls: int
-    limits: TaskLimits = TaskLimits()
+    limits: TaskLimits
     deadline_s: float | None = None
     tools: SearchableTools | None = None
     made: int = 0

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager, suppress
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import TaskLimits
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.core.trajectory import Completion
 from mcpagent.env.calls import CallRunner
@@ -89,7 +90,7 @@ class Conversation:
         self._io, self._ready, self._allows, self._note = tools.io, ready, allows, note
         self._offer = offer(tools.pool.tools, None, task_id="chat")
         self._gate = _Gate(tools.pool.session())
-        self._runner = CallRunner(self._gate, self._offer, max_calls=sys.maxsize)
+        self._runner = CallRunner(self._gate, self._offer, max_calls=sys.maxsize, limits=TaskLimits())
         self._sampling = agent_settings(config, max_context=None).sampling
         self._max_turns = config.rollout.max_steps_per_episode
         told = system_message(tools.pool.tools, answer_line=answer_line)
