@@ -130,7 +130,6 @@ class Episode:
         self._discovery = discovery
         self._user, self._seed, self._said = user, seed, [m.content for m in task.prompt if m.role == "user"]
         self._searchable: SearchableTools | None = None
-        self._offer: OfferedTools | None = None
         self._runner: CallRunner | None = None
         self._turns: list[RecordedTurn] = []
         self._user_turn = self._search_turns = 0
@@ -194,7 +193,6 @@ class Episode:
             names = self.task.offered_in(0)
             self._searchable = SearchableTools(self._catalog, names, self._discovery, task_id=self.task.id)
             offered = self._searchable.offered
-        self._offer = offered
         self._runner = CallRunner(
             self._session,
             offered,
@@ -220,13 +218,13 @@ class Episode:
 
     async def step(self, action: str, *, finish: FinishReason = FinishReason.STOP) -> StepOutput:
         """Carry out what the model wrote; `finish` says what ended its completion."""
-        if self._runner is None or self._offer is None or self.done:
+        if self._runner is None or self.done:
             raise RuntimeError("step needs an episode that was started and is not done")
         parsed = parse_action(
             action,
             first_id=self._runner.made,
             tool_format=self._tool_format,
-            schema_of=self._offer.schema_of,
+            schema_of=self._runner.offer.schema_of,
         )
         if finish is not FinishReason.STOP:
             # A cut completion is not a decision: its calls are not made, its broken ones still count.
@@ -239,7 +237,6 @@ class Episode:
         if not parsed.calls and not parsed.failures:
             return await self._end_user_turn(parsed.text)
         outcome = await self._runner.run(parsed.calls)
-        self._offer = self._runner.offer
         if outcome.stop_reason is not None:
             self._stop(outcome.stop_reason, *outcome.errors)
         return self._advance(outcome, parsed.failures, added=outcome.loaded)
@@ -371,10 +368,10 @@ class Episode:
             return message, ()
         if self._searchable is not None:
             added = self._searchable.widen(names)
-            self._offer = self._runner.offer = self._searchable.offered
+            self._runner.offer = self._searchable.offered
         else:
-            self._offer = self._runner.offer = self._offered_in(self._user_turn + 1)
-            added = self._offer.schemas[-len(names) :]
+            self._runner.offer = self._offered_in(self._user_turn + 1)
+            added = self._runner.offer.schemas[-len(names) :]
         lines = [_TOOLS_ADDED, *(json.dumps(schema, ensure_ascii=False) for schema in added)] if added else []
         if self._searchable is not None and len(added) < len(names):
             lines.append(_MORE_TO_FIND.format(self._searchable.search_name))
