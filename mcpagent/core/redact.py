@@ -72,17 +72,12 @@ class Secrets:
     """The secrets of this process and how often each was found. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}
+        self._values: set[str] = set()
         self._forms: dict[bytes, _Form] = {}
         self._matcher: BytesAhoCorasick | None = None
         self._ordered: list[_Form] = []
         self._lock = threading.Lock()
         self.met: Counter[tuple[str, str]] = Counter()  # by name of the secret and where it stood
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """Secret value -> name."""
-        return dict(self._names)
 
     def learn(self, values: Mapping[str, str]) -> None:
         """Take the values of a server's `env` or `headers`, or of variables, by their names: each is a secret
@@ -104,9 +99,9 @@ class Secrets:
         """Take a value that is a secret whatever it looks like."""
         name = _NOT_A_NAME.sub("_", name)
         with self._lock:
-            if value in self._names:
+            if value in self._values:
                 return
-            self._names[value] = name
+            self._values.add(value)
             for form, before, after in _forms(value):
                 self._forms.setdefault(form, _Form(name, before, after))
             self._matcher = None
@@ -114,7 +109,7 @@ class Secrets:
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._names.clear()
+            self._values.clear()
             self._forms.clear()
             self._matcher = None
             self.met.clear()

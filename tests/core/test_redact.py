@@ -7,25 +7,24 @@ from mcpagent.core.redact import SECRETS
 
 
 def test_secrets_are_found_by_the_names_of_their_variables() -> None:
-    SECRETS.learn_named(
-        {
-            "FMP_API_KEY": "key-11111111",
-            "APIKEY": "key-22222222",
-            "GITHUB_TOKEN": "tok-33333333",
-            "X-Api-Key": "key-44444444",
-            "Authorization": "Bearer tok-55555555",
-            "Accept": "application/json",
-            "KEYBOARD": "us-international",
-            "TOKENIZER": "sentencepiece",
-            "MONKEY": "long enough",
-            "PWD": "/home/somebody/project",
-            "OLDPWD": "/home/somebody",
-            "DB_PWD": "pwd-77777777",
-        }
-    )
-    names = {"FMP_API_KEY", "APIKEY", "GITHUB_TOKEN", "X-Api-Key", "Authorization", "DB_PWD"}
-    assert set(SECRETS.names.values()) == names
-    assert SECRETS.names["tok-55555555"] == "Authorization"
+    variables = {
+        "FMP_API_KEY": "key-11111111",
+        "APIKEY": "key-22222222",
+        "GITHUB_TOKEN": "tok-33333333",
+        "X-Api-Key": "key-44444444",
+        "Authorization": "Bearer tok-55555555",
+        "Accept": "application/json",
+        "KEYBOARD": "us-international",
+        "TOKENIZER": "sentencepiece",
+        "MONKEY": "long enough",
+        "PWD": "/home/somebody/project",
+        "OLDPWD": "/home/somebody",
+        "DB_PWD": "pwd-77777777",
+    }
+    SECRETS.learn_named(variables)
+    secret = {name for name, value in variables.items() if SECRETS.text(value) != value}
+    assert secret == {"FMP_API_KEY", "APIKEY", "GITHUB_TOKEN", "X-Api-Key", "Authorization", "DB_PWD"}
+    assert SECRETS.text("tok-55555555") == "[Authorization]"
 
 
 def test_every_text_of_a_value_loses_its_secrets_and_nothing_else() -> None:

@@ -161,8 +161,9 @@ def test_what_configures_a_server_and_is_ordinary_text_stays() -> None:
 
 
 def test_a_path_is_known_by_its_look_or_by_its_name() -> None:
-    SECRETS.learn({"PYTHONPATH": "src:lib/python", "DATA_DIR": "data/processed/v2"})
-    assert SECRETS.names == {}
+    paths = {"PYTHONPATH": "src:lib/python", "DATA_DIR": "data/processed/v2"}
+    SECRETS.learn(paths)
+    assert SECRETS.value(paths) == paths
     SECRETS.learn({"SOME_FILE": "/etc/keys/aB3dE6gH9jK2mN5pQ8"})  # a path that ends in a key
     assert SECRETS.text("aB3dE6gH9jK2mN5pQ8") == "aB3dE6gH9jK2mN5pQ8"
     assert "[SOME_FILE]" in SECRETS.text("open /etc/keys/aB3dE6gH9jK2mN5pQ8")
