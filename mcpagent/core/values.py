@@ -55,6 +55,17 @@ def is_json_array(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
     return isinstance(value, list | tuple)
 
 
+def scalars(value: Any) -> Iterator[Any]:
+    """Yield the values in the objects and arrays of a JSON value; itself if it is neither."""
+    if is_json_object(value):
+        value = [*value.values()]
+    if not is_json_array(value):
+        yield value
+        return
+    for item in value:
+        yield from scalars(item)
+
+
 def as_number(value: object) -> float | None:
     """Return the number that `value` is: an int, a float, or a string that is a plain number; else None."""
     if isinstance(value, bool):

@@ -7,15 +7,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mcpagent.core.placeholders import format_value, reference_texts
+from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.trajectory import SimulatedUser
-from mcpagent.core.values import numbers_in
+from mcpagent.core.values import numbers_in, scalars
 from mcpagent.errors import EpisodeError
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
@@ -56,7 +55,8 @@ def secrets_of(task: Task) -> list[str]:
     """Return the texts of a task's answer, which are not the user's to know."""
     check = task.truth.final_answer
     answer = None if check is None or check.type in ("regex", "abstention") else check.value
-    return [format_value(leaf) for leaf in _leaves(answer) if not reference_texts(leaf)]
+    texts = [value for value in scalars(answer) if isinstance(value, str)]
+    return [text for text in texts if not reference_texts(text)]
 
 
 def fault_of(text: str, turn: UserTurn) -> str | None:
@@ -102,19 +102,9 @@ def _texts_of(results: Iterable[ToolResult]) -> Iterator[str]:
         if result.is_error or result.is_search:
             continue
         try:
-            yield from _leaves(json.loads(result.content))
+            yield from (v for v in scalars(json.loads(result.content)) if isinstance(v, str))
         except ValueError:
             yield from result.content.splitlines()
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, str):
-        yield value
 
 
 class UserSimulator:

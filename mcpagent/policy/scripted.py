@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, GroundTruth, PlanStep, Task
 from mcpagent.core.tools import search_name
 from mcpagent.core.trajectory import Completion
+from mcpagent.core.values import scalars
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.storage.datasets import DiskList
@@ -248,7 +249,7 @@ class _GoldPlan:
         that they tell."""
         check = self._task.truth.final_answer
         facts = check.value if check is not None and isinstance(check.value, list) else []
-        leaves = [format_value(leaf) for leaf in _leaves(list(results.values()))]
+        leaves = [format_value(leaf) for leaf in scalars(list(results.values()))]
         told = [fact for fact in map(format_value, facts) if any(fact in leaf for leaf in leaves)]
         return told[0] if told and not reference_texts(step.params) else _value_for(step, results)
 
@@ -368,19 +369,9 @@ def _value_for(step: PlanStep, results: Mapping[str, Any]) -> str:
 
 def _first_value(results: Mapping[str, Any]) -> str:
     """Return the first number of the last result, else its first value."""
-    leaves = list(_leaves(list(results.values())[-1])) if results else []
+    leaves = list(scalars(list(results.values())[-1])) if results else []
     numbers = [leaf for leaf in leaves if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
     return format_value((numbers or leaves or ["unknown"])[0])
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
 
 
 def _any_value(schema: JsonObject) -> Any:

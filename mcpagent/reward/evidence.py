@@ -6,7 +6,7 @@ thing: each of its identifiers stands in the arguments of that call, or in the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mcpagent.core.placeholders import (
@@ -15,7 +15,7 @@ from mcpagent.core.placeholders import (
     resolve_references,
 )
 from mcpagent.core.tasks import EvidenceFact
-from mcpagent.core.values import is_json_array, is_json_object
+from mcpagent.core.values import scalars
 from mcpagent.reward.record import RecordedCall
 from mcpagent.reward.text.reading import says
 from mcpagent.reward.text.shown import shown_records
@@ -44,7 +44,7 @@ def _first_showing(
 
 def shows(value: Any, about: Sequence[str | Sequence[str]], made: RecordedCall) -> bool:
     """Return whether the result of a call shows `value` about what `about` identifies."""
-    told = " \n ".join(format_value(leaf) for leaf in _leaves(made.call.arguments))
+    told = " \n ".join(format_value(leaf) for leaf in scalars(made.call.arguments))
     left = [[names] if isinstance(names, str) else list(names) for names in about]
     left = [names for names in left if not any(says(name, told) for name in names)]
     if value is None or value == "":
@@ -58,14 +58,3 @@ def shows(value: Any, about: Sequence[str | Sequence[str]], made: RecordedCall) 
 
 def _is_said(value: Any, leaf: str) -> bool:
     return leaf == format_value(value) if isinstance(value, bool) else says(value, leaf)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if is_json_object(value):
-        for item in value.values():
-            yield from _leaves(item)
-    elif is_json_array(value):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
