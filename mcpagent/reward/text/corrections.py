@@ -39,8 +39,9 @@ _ADDED = re.compile(r"\((?:and|plus) ([^()]*)\)|,? plus (.*)")
 _ITEM_PART = re.compile(r"[,;|\n]|\.(?:\s|$)|\b(?:and|plus|&)\b")
 _BESIDE_ITEMS = frozenset(("also", "too", "the", "a", "an", "maybe", "perhaps"))
 _PART = re.compile(r"\s-\s|[()]")
-_PLAIN = {word for word, letter in FUNCTION_WORDS.items() if letter in "ca,"}
-_PLAIN |= {"it", "that", "this", "so", "also", "final", "finally", "answer", "result", "value"}
+_PLAIN = {word for word, letter in FUNCTION_WORDS.items() if letter in "ca,"} | {
+    *("it", "that", "this", "so", "also", "final", "finally", "answer", "result", "value"),
+}
 _WORD = re.compile(r"[^\W_][\w'-]*")
 
 

@@ -99,8 +99,8 @@ def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerConte
     return (
         is_short(check, answer, texts, context)
         and not (check.type in _SCALAR and exchanges(value, answer, context))
-        and not is_taken_back(check, value, read_answer(answer, check), context)
         and _states(check, value, read_answer(answer, check), context)
+        and not is_taken_back(check, value, read_answer(answer, check), context)
         and is_answer(check, answer, texts, context)
     )
 
