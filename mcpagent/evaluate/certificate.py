@@ -22,17 +22,18 @@ from functools import cached_property
 from pathlib import Path
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
-from mcpagent.core.records import JsonObject, Record, describe
+from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.attacks import GOLD
 from mcpagent.evaluate.compare import compare
+from mcpagent.evaluate.stored import read_document
 from mcpagent.evaluate.summary import EvalSummary, summarise
 from mcpagent.models.probe import TOLERANCE
 from mcpagent.rollout.collector import Attempt, attempts
@@ -272,15 +273,12 @@ def read_certificate(folder: Path) -> Certificate:
             where=str(folder),
             remedy="name the folder that mcpagent certify RUN --out FOLDER wrote",
         )
-    try:
-        certificate = Certificate.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise UserError(
-            "is damaged, or of another version of mcpagent: "
-            f"{describe(error.errors()[0], root='the document')}",
-            where=str(path),
-            remedy="check it with the version that made it, or certify the run again",
-        ) from None
+    certificate = read_document(
+        path,
+        Certificate,
+        wrong="is damaged, or of another version of mcpagent",
+        remedy="check it with the version that made it, or certify the run again",
+    )
     missing = [name for name in certificate.files if not (folder / name).is_file()]
     missing += {*SIDES, *CONDITIONS} - certificate.sides.keys() - certificate.conditions.keys()
     if missing:

@@ -7,21 +7,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
-from mcpagent.core.records import JsonObject, Metric, Record, describe
+from mcpagent.core.records import JsonObject, Metric, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Judgement, StopReason, Trajectory
-from mcpagent.errors import UserError
 from mcpagent.evaluate.intervals import RESAMPLES, PairedDifference, clustered_mean, paired_difference
 from mcpagent.reward.judge import PLAIN, ModelJudge, Variant, has_checkable_truth, majority
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, record_of
 from mcpagent.reward.rule import grade_by_rule
-from mcpagent.storage.json_stream import reading
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _AS_STORED = "as played"
@@ -39,7 +36,7 @@ class JudgeCase:
     is_success: bool
     kind: str
 
-    def variants(self, number: int) -> dict[str, Variant]:
+    def variants(self) -> dict[str, Variant]:
         """Return the other ways in which the judge is asked. The order in a tool's answer demands the
         opposite of what is right."""
         ways = {
@@ -78,20 +75,6 @@ class JudgeCheck(Record):
     by_kind: dict[str, Metric]
     spend: JsonObject
     versions: JsonObject = {}
-
-
-def read_judge_check(path: Path) -> JudgeCheck:
-    """Read a file that `eval judge-check --out` wrote. Raises UserError."""
-    with reading(path):
-        text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        return JudgeCheck.model_validate_json(text)
-    except ValidationError as error:
-        raise UserError(
-            f"is not a check of a judge: {describe(error.errors()[0], root='the document')}",
-            where=str(path),
-            remedy="name a file that mcpagent eval judge-check wrote with --out",
-        ) from None
 
 
 def judge_cases(
@@ -177,17 +160,17 @@ async def check_judge(
     was used in the end; `seed` drives resampling only."""
     slots = asyncio.Semaphore(concurrency)
 
-    async def ask(number: int, case: JudgeCase) -> _Asked:
+    async def ask(case: JudgeCase) -> _Asked:
         async with slots:
             plain = await judge.ask(case.task, case.record, variant=PLAIN)
             varied: dict[str, bool | None] = {}
-            for name, variant in case.variants(number).items():
+            for name, variant in case.variants().items():
                 judgement = await judge.ask(case.task, case.record, variant=variant)
                 varied[name] = judgement.verdict
             on_done()
             return _Asked(case, plain, varied)
 
-    asked = await asyncio.gather(*(ask(number, case) for number, case in enumerate(cases)))
+    asked = await asyncio.gather(*map(ask, cases))
     decided = [each for each in asked if each.plain.verdict is not None]
     right = [(each, each.plain.verdict == each.case.is_success) for each in decided]
     return JudgeCheck(

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
-from mcpagent.core.records import JsonObject, describe
+from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.compare import POINTS, Comparison, compare
+from mcpagent.evaluate.stored import read_document
 from mcpagent.evaluate.summary import EvalResult, summarise
 from mcpagent.interrupts import Interrupted
 from mcpagent.reward.terms import load_reward, regraded
@@ -333,17 +332,7 @@ def read_evaluation(path: Path) -> EvalResult:
         if not summary.n_episodes:
             raise UserError("holds no episode", where=str(path), remedy=_EVALUATION)
         return summary.with_provenance({})
-    with reading(path):
-        text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        return EvalResult.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(
-            f"is not an evaluation: {describe(first, root='the document')}",
-            where=str(path),
-            remedy=_EVALUATION,
-        ) from None
+    return read_document(path, EvalResult, wrong="is not an evaluation", remedy=_EVALUATION)
 
 
 def _at(tree: JsonObject, dotted: str) -> object:

@@ -12,7 +12,8 @@ from mcpagent.console import counted
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
-from mcpagent.evaluate.judge_check import read_judge_check
+from mcpagent.evaluate.judge_check import JudgeCheck
+from mcpagent.evaluate.stored import read_document
 from mcpagent.llm.budget import ApiBudget
 from mcpagent.reward.judge import JUDGED_METHODS, ModelJudge, has_checkable_truth
 from mcpagent.reward.terms import judge_rules
@@ -64,7 +65,12 @@ def require_judge_check(config: TrainConfig, tasks: TaskFile) -> JsonObject | No
             where="judge.check",
             remedy=f"measure it ({again}), and train with --set judge.check=judge-check.json",
         )
-    check = read_judge_check(Path(path))
+    check = read_document(
+        Path(path),
+        JudgeCheck,
+        wrong="is not a check of a judge",
+        remedy="name a file that mcpagent eval judge-check wrote with --out",
+    )
     if check.judge.get("identity") != rules.identity:
         settings = ("model", "base_url", "votes", "max_output_tokens", "controls", "prompts_sha256")
         now = rules.as_json()

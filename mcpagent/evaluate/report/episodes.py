@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolCall
+from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolCall, ToolResult
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.reward.assignment import assign
@@ -84,9 +84,9 @@ class EpisodeFiles:
     def refresh(self) -> None:
         """Read the files that are new or have changed, and forget those that are gone. Raises UserError for a
         file that cannot be read."""
-        paths = {path.name.split(".", 1)[0]: path for path in self._records()}
+        paths = trajectory_files(self._folder)
         self.files = {stem: file for stem, file in self.files.items() if stem in paths}
-        for stem, path in sorted(paths.items()):
+        for stem, path in paths.items():
             status = path.stat()
             signature = (status.st_mtime_ns, status.st_size)
             stored = self.files.get(stem)
@@ -118,8 +118,16 @@ class EpisodeFiles:
         stem that is not there, and UserError for a file that cannot be read."""
         return read_trajectories(self.files[stem].path)
 
-    def _records(self) -> list[Path]:
-        return [path for path in self._folder.glob("[!.]*") if path.name.endswith(RECORDS_SUFFIXES)]
+
+def trajectory_files(folder: Path) -> dict[str, Path]:
+    """Return the files of trajectories in a folder by stem, in the order of the stems."""
+    paths = (path for path in folder.glob("[!.]*") if path.name.endswith(RECORDS_SUFFIXES))
+    return {stem_of(path): path for path in sorted(paths, key=stem_of)}
+
+
+def stem_of(path: Path) -> str:
+    """Return `step-000010` of `step-000010.jsonl.zst`."""
+    return path.name.partition(".")[0]
 
 
 def gold_tasks(config: JsonObject, task_ids: set[str] | None = None) -> dict[str, Task]:
@@ -230,7 +238,7 @@ def _against_their_groups(rows: Sequence[JsonObject]) -> None:
             row["relative"] = row["reward"] - sum(group) / len(group)
 
 
-def called(call: ToolCall) -> str:
+def called(call: ToolCall | ToolResult) -> str:
     """Return `server.tool`."""
     return f"{call.server}.{call.tool}" if call.server else call.tool
 

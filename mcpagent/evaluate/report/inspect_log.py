@@ -22,8 +22,15 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.core.trajectory import StopReason, Trajectory, Turn
 from mcpagent.errors import UserError
-from mcpagent.evaluate.report.episodes import called, gold_plan, gold_tasks, question
-from mcpagent.evaluate.report.run_data import parse_yaml, read_evaluations, read_object
+from mcpagent.evaluate.report.episodes import (
+    called,
+    gold_plan,
+    gold_tasks,
+    question,
+    stem_of,
+    trajectory_files,
+)
+from mcpagent.evaluate.report.run_data import read_config, read_evaluations, read_object
 from mcpagent.evaluate.summary import EvalResult
 from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories
@@ -67,30 +74,29 @@ def sources(path: Path) -> list[Source]:
     """Return the trajectory files of a run folder, or the one file that `path` is. Raises UserError without
     any."""
     if path.is_file() and path.name.endswith(RECORDS_SUFFIXES):
-        return [Source(path, _stem(path))]
-    files = sorted(f for f in (path / "trajectories").glob("[!.]*") if f.name.endswith(RECORDS_SUFFIXES))
+        return [Source(path, stem_of(path))]
+    files = trajectory_files(path / "trajectories")
     if not files:
         raise UserError(
             "holds no trajectories",
             where=str(path),
             remedy="name a run folder after its first step, or a file of trajectories",
         )
-    config_file = path / "config.yaml"
-    text = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
-    config = parse_yaml(text, config_file)
+    _, config = read_config(path)
     evaluations = read_evaluations(path / "eval")
-    manifest, tasks = read_object(path / "manifest.json"), gold_tasks(config)
+    manifest = read_object(path / "manifest.json")
+    plans = {name: gold_plan(task) for name, task in gold_tasks(config).items()}
     return [
         Source(
             file,
-            _stem(file),
+            stem,
             run=path.resolve().name,
             manifest=manifest,
             config=config,
-            evaluation=evaluations.get(_stem(file).removeprefix("eval_")),
-            plans={name: gold_plan(task) for name, task in tasks.items()},
+            evaluation=evaluations.get(stem.removeprefix("eval_")),
+            plans=plans,
         )
-        for file in files
+        for stem, file in files.items()
     ]
 
 
@@ -196,7 +202,7 @@ def _result(message_id: str, result: ToolResult) -> JsonObject:
         "role": "tool",
         "content": result.content,
         "tool_call_id": result.call_id,
-        "function": f"{result.server}.{result.tool}" if result.server else result.tool,
+        "function": called(result),
         "metadata": {"latency_s": result.latency_s, "from_cassette": result.from_cassette},
         "error": error,
     }
@@ -304,7 +310,3 @@ def _write(archive: ZipFile, name: str, document: object) -> None:
 
 def _digest(*parts: object) -> str:
     return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=11).hexdigest()
-
-
-def _stem(path: Path) -> str:
-    return path.name.split(".", 1)[0]

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from mcpagent.core.records import JsonObject, Metric, OpenRecord
+from mcpagent.core.records import JsonObject, Metric, OpenRecord, describe
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.certificate import CERTIFICATE
 from mcpagent.evaluate.report.episodes import EpisodeFiles, NonceCount
+from mcpagent.evaluate.stored import read_document
 from mcpagent.evaluate.summary import BEST, COMPLEXITIES, UNTRAINED, EvalResult
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.metrics import PoolMetrics
@@ -27,8 +27,8 @@ from mcpagent.tools.metrics import PoolMetrics
 BEFORE, AFTER = "warm_start", "trained"
 SAMPLED = "_sampled"
 _FIRST_WITH_FIGURES = 3  # schema_version of certificates, since which the figures are the same
-
-_Parsed = TypeVar("_Parsed", bound=BaseModel)
+_CONTROLS = "controls.json"  # in the folder of the evaluations
+_BROKEN = "write the file again, or delete it"
 
 
 class Control(OpenRecord):
@@ -98,29 +98,37 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
             remedy="pass the folder that `mcpagent train` or `mcpagent quickstart` printed",
         )
     steps = _read_steps(run_dir)
-    config_path = run_dir / "config.yaml"
-    config_text = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
+    config_text, config = read_config(run_dir)
     evaluations, validations, sources = _sides(read_evaluations(run_dir / "eval"))
     episodes = EpisodeFiles(run_dir / "trajectories") if episodes is None else episodes
     episodes.refresh()
-    told = next((row["tool_metrics"] for row in reversed(steps) if "tool_metrics" in row), None)
+    controls = run_dir / "eval" / _CONTROLS
     return RunView(
         path=run_dir,
         steps=steps,
         manifest=read_object(run_dir / "manifest.json"),
         config_text=config_text,
-        config=parse_yaml(config_text, config_path),
+        config=config,
         evaluations=evaluations,
         validations=validations,
-        controls=_read_controls(run_dir / "eval" / "controls.json"),
+        controls=read_document(controls, list[Control], wrong="is not a list of controls", remedy=_BROKEN)
+        if controls.exists()
+        else [],
         certified=_certified(run_dir / "certificate" / CERTIFICATE),
         pairs=_pairs(episodes, sources),
         nonces=episodes.nonces,
         episodes=episodes,
-        tool_metrics=None
-        if told is None
-        else _parsed(PoolMetrics, told, run_dir / "metrics.jsonl", "tool_metrics cannot be read"),
+        tool_metrics=_last_tool_metrics(steps, run_dir / "metrics.jsonl"),
     )
+
+
+def _last_tool_metrics(steps: Sequence[JsonObject], path: Path) -> PoolMetrics | None:
+    told = next((row["tool_metrics"] for row in reversed(steps) if "tool_metrics" in row), None)
+    try:
+        return None if told is None else PoolMetrics.model_validate(told)
+    except ValidationError as error:
+        wrong = f"tool_metrics cannot be read: {describe(error.errors()[0])}"
+        raise UserError(wrong, where=str(path), remedy=_BROKEN) from None
 
 
 def _finite(value: Any) -> float | None:
@@ -136,51 +144,38 @@ def _read_steps(run_dir: Path) -> list[JsonObject]:
             remedy="wait for the first step, or start it: mcpagent train",
         )
     if any(not isinstance(row.get("step"), int) for row in rows):
-        raise _bad_file(run_dir / "metrics.jsonl", "a line has no whole number as its step")
+        path = run_dir / "metrics.jsonl"
+        raise UserError("a line has no whole number as its step", where=str(path), remedy=_BROKEN)
     # A step that was trained again after a resume counts once, as it was last.
     by_step = {row["step"]: row for row in rows}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise _bad_file(path, f"not JSON: {error}") from error
-
-
 def read_object(path: Path) -> JsonObject:
     """Read the JSON object of a file, {} without the file. Raises UserError."""
-    document = _read_json(path) if path.exists() else {}
-    if not isinstance(document, dict):
-        raise _bad_file(path, "expected a JSON object")
-    return document
+    if not path.exists():
+        return {}
+    return read_document(path, JsonObject, wrong="is not a JSON object", remedy=_BROKEN)
 
 
-def _parsed(kind: type[_Parsed], document: Any, path: Path, wrong: str) -> _Parsed:
+def read_config(run_dir: Path) -> tuple[str, JsonObject]:
+    """Read the settings of a run as text and as what it means; nothing without the file. Raises
+    UserError."""
+    path = run_dir / "config.yaml"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
     try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise _bad_file(path, f"{wrong}: {place}: {first['msg']}") from error
-
-
-def parse_yaml(text: str, path: Path) -> JsonObject:
-    """Read the mapping that `text` of the file `path` holds. Raises UserError."""
-    try:
-        document = yaml.safe_load(text)
+        settings = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise _bad_file(path, f"not YAML: {error}") from error
-    return document if isinstance(document, dict) else {}
+        raise UserError(f"not YAML: {error}", where=str(path), remedy=_BROKEN) from error
+    return text, settings if isinstance(settings, dict) else {}
 
 
 def read_evaluations(folder: Path) -> dict[str, EvalResult]:
     """Read the evaluations of a folder by their file's stem. Raises UserError."""
     return {
-        path.stem: _parsed(EvalResult, read_object(path), path, "not an evaluation")
+        path.stem: read_document(path, EvalResult, wrong="is not an evaluation", remedy=_BROKEN)
         for path in sorted(folder.glob("*.json"))
-        if path.stem != "controls"
+        if path != folder / _CONTROLS
     }
 
 
@@ -227,19 +222,6 @@ def _certified(path: Path) -> JsonObject:
     """Return the figures of a certificate; {} without one, or if it is so old that it has others."""
     certificate = read_object(path)
     return certificate["figures"] if certificate.get("schema_version", 0) >= _FIRST_WITH_FIGURES else {}
-
-
-def _read_controls(path: Path) -> list[Control]:
-    if not path.exists():
-        return []
-    document = _read_json(path)
-    if not isinstance(document, list):
-        raise _bad_file(path, "expected a JSON array of controls")
-    return [_parsed(Control, entry, path, "not a control") for entry in document]
-
-
-def _bad_file(path: Path, message: str) -> UserError:
-    return UserError(message, where=str(path), remedy="write the file again, or delete it")
 
 
 def _pairs(episodes: EpisodeFiles, sources: dict[str, str]) -> list[TaskPair]:
