@@ -123,13 +123,10 @@ def report(
     require("report", use="the report")
     from mcpagent.evaluate.report.page import write_page
     from mcpagent.evaluate.report.run_data import read_run
-    from mcpagent.evaluate.report.verdicts import judge
 
-    view, path = read_run(run), out or run / f"report.{format_}"
-    write_page(view, path, as_json=format_ == "json")
-    document: dict[str, object] = {"report": str(path), "format": format_}
-    if as_json:
-        document["verdicts"] = [verdict.model_dump() for verdict in judge(view)]
+    path = out or run / f"report.{format_}"
+    written = write_page(read_run(run), path, as_json=format_ == "json")
+    document = {"report": str(path), "format": format_, "verdicts": written.verdicts}
     console.print_blocks(document, [str(path)])
 
 

@@ -25,16 +25,16 @@ _CLOSING = "Done."
 def attack_scripts(task: Task, gold: Trajectory) -> dict[str, list[str]]:
     """Return the attacks that make sense on the task, by name. `gold` is its plan, played on the real
     tools."""
-    steps = [(turn.user_turn, turn.completion.text, bool(turn.tool_calls)) for turn in gold.turns]
-    ends = [text for _, text, calls in steps if not calls]  # what is said at the end of each user turn
+    ends = [turn.completion.text for turn in gold.turns if not turn.tool_calls]  # one each user turn
     answer = ends[-1] if ends else ""
-    results = [result.content for result in gold.tool_results]
     if task.truth.abstain:
-        return _on_abstention(task, answer)
+        return {} if task.truth.user_turns else _on_abstention(task, answer)
+    calls = [call for turn in gold.turns for call in turn.tool_calls]
+    told = " ".join(f"I called {call.tool} with {call.arguments}." for call in calls)
     scripts = {
         "silence": [_CLOSING] * len(ends),
-        "the answer from memory": list(ends),
-        "calls that are only told": [*ends[:-1], f"{_told(gold)} {answer}"],
+        "the answer from memory": ends,
+        "calls that are only told": [*ends[:-1], f"{told} {answer}"],
     }
     plan = task.truth.tool_sequence
     if plan and all(step.params for step in plan):
@@ -43,32 +43,24 @@ def attack_scripts(task: Task, gold: Trajectory) -> dict[str, list[str]]:
             for turn in gold.turns
         ]
     if task.truth.final_answer is not None:
-        scripts["every call, then no answer"] = _ended(steps, _IGNORANCE)
-        scripts["every call, then the answer denied"] = _ended(steps, f"It is not true that {answer}")
+        before = [turn.completion.text for turn in gold.turns[:-1]]
+        scripts["every call, then no answer"] = [*before, _IGNORANCE]
+        scripts["every call, then the answer denied"] = [*before, f"It is not true that {answer}"]
         # What a tool says of a thing that does not exist is the answer.
         if task.truth.final_answer.type != "abstention":
-            scripts["every call, then all results at once"] = _ended(steps, "\n".join([*results, *results]))
+            results = [result.content for result in gold.tool_results]
+            scripts["every call, then all results at once"] = [*before, "\n".join([*results, *results])]
     return scripts
 
 
 def _on_abstention(task: Task, answer: str) -> dict[str, list[str]]:
-    offered = task.offered_in(len(task.truth.user_turns)) or ()
     scripts = {
         "an invented answer": ["The answer is 4711."],
         "nothing but a dot": ["."],
     }
-    if offered and not task.truth.user_turns:
+    if offered := task.offered_in(0):
         scripts["a call, then the refusal"] = [call_text(offered[0].partition(".")[2], {}), answer]
-    return {kind: script for kind, script in scripts.items() if not task.truth.user_turns}
-
-
-def _ended(steps: Sequence[tuple[int, str, bool]], answer: str) -> list[str]:
-    return [*[text for _, text, _ in steps[:-1]], answer]
-
-
-def _told(gold: Trajectory) -> str:
-    calls = [call for turn in gold.turns for call in turn.tool_calls]
-    return " ".join(f"I called {call.tool} with {call.arguments}." for call in calls)
+    return scripts
 
 
 async def play_attacks(

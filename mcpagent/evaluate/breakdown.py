@@ -106,12 +106,14 @@ def break_down(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> Bre
     for trajectory in trajectories:
         if (place := places.get(trajectory.task_id)) is None:
             continue
-        played = _played(tasks[place], trajectory)
-        if played.task.id not in parts:
-            parts[played.task.id] = {name: sys.intern(of(played.task)) for name, of in DIVISIONS.items()}
+        task = tasks[place]
+        record = record_of(task, trajectory)
+        played = _Played(task, trajectory, record, assign(task.truth.tool_sequence, record.calls))
+        if task.id not in parts:
+            parts[task.id] = {name: sys.intern(of(task)) for name, of in DIVISIONS.items()}
         if (kind := _error(played)) is not None:
-            errors.append((played.task.id, trajectory.attempt, kind, trajectory.id))
-        columns.add(played.task.id, trajectory.attempt, _numbers(played))
+            errors.append((task.id, trajectory.attempt, kind, trajectory.id))
+        columns.add(task.id, trajectory.attempt, _numbers(played))
     return Breakdown(
         measures={
             name: clustered_mean(list(columns.by_task(name).values()), seed=0, rate=name not in COUNTS)
@@ -154,11 +156,6 @@ def _error_kinds(errors: Sequence[tuple[str, int, str, str]]) -> dict[str, Error
     for _, _, kind, episode in sorted(errors):
         episodes[kind].append(episode)
     return {k: ErrorKind(episodes=len(episodes[k]), example=episodes[k][0]) for k in ERRORS if k in episodes}
-
-
-def _played(task: Task, trajectory: Trajectory) -> _Played:
-    record = record_of(task, trajectory)
-    return _Played(task, trajectory, record, assign(task.truth.tool_sequence, record.calls))
 
 
 def _error(played: _Played) -> str | None:

@@ -95,19 +95,17 @@ def paired_difference(
     amount, the interval is widened by what `n` tasks without an exception
     still allow (Wilson's bound for 0 out of n).
     """
-    shared = sorted(t for t in a.keys() & b.keys() if a[t] and b[t])
-    unpaired = len(a.keys() | b.keys()) - len(shared)
-    deltas = _task_means([b[t] for t in shared]) - _task_means([a[t] for t in shared])
+    deltas = _deltas(a, b)
     wins, losses = int((deltas > _EQUAL).sum()), int((deltas < -_EQUAL).sum())
-    p_value, mid_p = sign_flip_p(deltas, seed) if shared else (None, None)
+    p_value, mid_p = sign_flip_p(deltas, seed) if len(deltas) else (None, None)
     return PairedDifference(
         difference=_difference_metric(deltas, seed=seed),
         p_value=p_value,
         mid_p=mid_p,
         wins=wins,
         losses=losses,
-        ties=len(shared) - wins - losses,
-        unpaired=unpaired,
+        ties=len(deltas) - wins - losses,
+        unpaired=len(a.keys() | b.keys()) - len(deltas),
     )
 
 
@@ -119,11 +117,10 @@ def tasks_needed(
 
     Where every task differs by the same amount, the spread is that of the share of tasks that may be others
     all the same (Wilson's bound for 0 out of n)."""
-    shared = sorted(t for t in a.keys() & b.keys() if a[t] and b[t])
-    n = len(shared)
+    deltas = _deltas(a, b)
+    n = len(deltas)
     if n < 2:
         return None
-    deltas = _task_means([b[t] for t in shared]) - _task_means([a[t] for t in shared])
     spread = float(deltas.std(ddof=1))
     if spread < _EQUAL:
         spread = math.sqrt(rate_interval(0, n).ci_high or 0.0)
@@ -165,6 +162,12 @@ def unpaired_difference(a: Sequence[float], b: Sequence[float], *, seed: int) ->
         return Metric(value=value, ci_low=None, ci_high=None, n=n)
     low, high = _percentiles(_resampled_means(right, seed) - _resampled_means(left, seed + 1))
     return Metric(value=value, ci_low=low, ci_high=high, n=n)
+
+
+def _deltas(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> FloatArray:
+    """Return the mean of `b` less that of `a` for each task that both hold, in the order of their ids."""
+    shared = sorted(t for t in a.keys() & b.keys() if a[t] and b[t])
+    return _task_means([b[t] for t in shared]) - _task_means([a[t] for t in shared])
 
 
 def _task_means(values_by_task: Sequence[Sequence[float]]) -> FloatArray:

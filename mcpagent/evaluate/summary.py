@@ -185,13 +185,9 @@ def _success(trajectory: Trajectory) -> float | None:
     return None if trajectory.is_success is None else float(trajectory.is_success)
 
 
-def _tool_calls(trajectory: Trajectory) -> float:
-    return float(trajectory.call_count)
-
-
 def _parse_failure_share(trajectory: Trajectory) -> float | None:
     failures = sum(len(t.parse_failures) for t in trajectory.turns)
-    attempts = failures + _tool_calls(trajectory)
+    attempts = failures + trajectory.call_count
     return failures / attempts if attempts else None
 
 
@@ -202,10 +198,6 @@ def _tool_error_share(trajectory: Trajectory) -> float | None:
 
 def _term(name: str) -> EpisodeMeasure:
     return lambda trajectory: trajectory.term(name)
-
-
-def _turns(trajectory: Trajectory) -> float:
-    return float(len(trajectory.turns))
 
 
 RATE_METRICS: dict[str, EpisodeMeasure] = {
@@ -220,8 +212,8 @@ RATE_METRICS: dict[str, EpisodeMeasure] = {
 }
 MEAN_METRICS: dict[str, EpisodeMeasure] = {
     "mean_reward": lambda trajectory: trajectory.reward,
-    "mean_turns": _turns,
-    "mean_tool_calls": _tool_calls,
+    "mean_turns": lambda trajectory: float(len(trajectory.turns)),
+    "mean_tool_calls": lambda trajectory: float(trajectory.call_count),
     "mean_searches": lambda trajectory: float(len(trajectory.searches)),
 }
 

@@ -13,6 +13,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.breakdown import break_down
+from mcpagent.evaluate.report.numbers import rate
 from mcpagent.evaluate.summary import BEST, UNTRAINED, EvalResult, EvalSummary, summarise
 from mcpagent.run.episodes import measured_file, open_tasks
 from mcpagent.storage.atomic import write_text
@@ -160,7 +161,5 @@ def _store(run: RunFolder, name: str, result: EvalResult) -> None:
 
 
 def _shown(summary: EvalSummary) -> str:
-    success = summary.metrics["task_success"]
-    interval = "" if success.ci_low is None else f" [{success.ci_low:.1%}, {success.ci_high:.1%}]"
     unscored = f", {summary.unscored} episodes unscored and counted as failed" if summary.unscored else ""
-    return f"{success.value or 0.0:.1%}{interval}{unscored}"
+    return rate(summary.metrics["task_success"]) + unscored

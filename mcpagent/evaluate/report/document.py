@@ -198,13 +198,9 @@ def _measure_rows(run: RunView) -> list[MeasureRow]:
 
 
 def _last_breakdown(run: RunView) -> Breakdown | None:
-    return next((e.breakdown for e in _latest_first(run) if e.breakdown is not None), None)
-
-
-def _latest_first(run: RunView) -> list[EvalResult]:
-    """Return the greedy evaluations after and before training, then the others."""
+    """Return that of the greedy evaluation after training, else before it, else of any other."""
     order = (run.evaluations.get(AFTER), run.evaluations.get(BEFORE), *run.evaluations.values())
-    return [evaluation for evaluation in order if evaluation is not None]
+    return next((e.breakdown for e in order if e is not None and e.breakdown is not None), None)
 
 
 def _term_rows(run: RunView) -> list[TermRow]:

@@ -65,8 +65,8 @@ class Source:
         """The name of the model that played, as far as it is recorded; of a folder its last part."""
         provenance = {} if self.evaluation is None else self.evaluation.provenance
         policy, configured = provenance.get("policy") or {}, self.config.get("model") or {}
-        played = provenance.get("checkpoint") or policy.get("path") or policy.get("name")
-        name = Path(str(played or configured.get("name") or self.run or "unknown"))
+        played = policy.get("path") or policy.get("name") or configured.get("name")
+        name = Path(str(played or self.run or "unknown"))
         return f"{self.run}/{name.name}" if name.is_absolute() else str(name)
 
 

@@ -20,34 +20,28 @@ from mcpagent.evaluate.report.tables import (
 )
 from mcpagent.evaluate.report.template import interactive, packed, page, render
 from mcpagent.storage.atomic import write_text
-from mcpagent.storage.packages import require
 
-REPORT_NAME = "report.html"
 EMBEDDED_EPISODES = 5000  # in the page; `mcpagent view` lists more
 _CHUNK = 50  # episodes that are unpacked together when one of them is opened
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into a run folder and return its path. Raises UserError if the folder is missing,
-    holds no step, or plotly is not installed."""
-    path = run_dir / REPORT_NAME
+    """Write `report.html` into a run folder and return its path. Raises UserError if the folder is missing or
+    holds no step."""
+    path = run_dir / "report.html"
     write_page(read_run(run_dir), path, as_json=False)
     return path
 
 
-def write_page(run: RunView, path: Path, *, as_json: bool) -> None:
-    """Write the report of a run as a page or as its JSON document. A reader of the old file never sees half a
-    new one. Raises UserError."""
-    if as_json:
-        write_text(path, document_of(run).model_dump_json(indent=1) + "\n")
-        return
-    require("report", use="the report")
-    write_text(path, page_html(run))
-
-
-def page_html(run: RunView) -> str:
-    """Return the report as one HTML document."""
+def write_page(run: RunView, path: Path, *, as_json: bool) -> ReportDocument:
+    """Write the report of a run as a page or as its JSON document, which is returned. A reader of the old
+    file never sees half a new one."""
     document = document_of(run)
+    write_text(path, document.model_dump_json(indent=1) + "\n" if as_json else _html(run, document))
+    return document
+
+
+def _html(run: RunView, document: ReportDocument) -> str:
     summary, figures = summary_html(run, document)
     rows, details, left_out = _episodes(run)
     browser = render("browser.html", left_out=left_out) if rows else ""
@@ -69,7 +63,6 @@ def summary_html(run: RunView, document: ReportDocument) -> tuple[str, JsonObjec
             *tools_table(document),
         ],
         pairs=[pair_view(pair) for pair in choose(run.pairs)],
-        split=run.split,
     )
     return summary, {chart.id: chart.figure for chart in document.charts}
 
