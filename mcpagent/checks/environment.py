@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, over_eager
 from mcpagent.reward.validate import task_problems
 from mcpagent.rollout.collector import attempts, collect
 from mcpagent.rollout.setup import agent_settings
-from mcpagent.run.episodes import catalog_note, open_tasks
+from mcpagent.run.episodes import check_catalog, open_tasks, some_of
 from mcpagent.storage.datasets import DiskList, read_tasks, split_files
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
@@ -38,10 +38,7 @@ from mcpagent.tools.probes.isolation import (
     probe_start,
 )
 from mcpagent.tools.servers_config import Isolation, ServerConfig
-from mcpagent.tools.setup import Tools, configured_servers, open_tools
-
-_SHOWN = 5  # offenders named in one line
-
+from mcpagent.tools.setup import configured_servers, open_tools
 
 Claim = tuple[CheckResult, Collection[str]]  # a verdict, and the ids of the tasks that break it
 
@@ -53,18 +50,25 @@ def check_environment(
     empty: Sequence[Trajectory],
     over_eager: Sequence[Trajectory],
 ) -> list[Claim]:
-    """Return one verdict for each claim, from at least one trajectory a task: `gold` of `GoldPolicy`; `empty`
-    of one that says nothing, but if the right answer is to abstain, of a policy that says so; `over_eager`,
-    of those tasks only, of the policy of that name."""
+    """Return one verdict for each claim, from at least one trajectory a task: `gold` of `GoldPolicy`, which
+    abstains if that is right; `over_eager`, of these tasks only, of the policy of that name; `empty`, of the
+    others, of one that says nothing."""
     abstaining = DiskList(task for task in tasks if task.truth.abstain)
     acting = DiskList(task for task in tasks if not task.truth.abstain)
     eager = "an over-eager policy fails if no call is right"
+
+    def is_perfect(t: Trajectory) -> bool:
+        return t.reward is not None and math.isclose(t.reward, 1.0, abs_tol=1e-9)
+
+    def failed(t: Trajectory) -> bool:
+        return t.is_success is False
+
     return [
         _judgeable(tasks),
-        _verdict("the gold plan scores 1.0", tasks, gold, _is_perfect, policy="gold"),
-        _verdict("an empty policy fails", acting, empty, _failed, policy="empty"),
-        _verdict("an abstention succeeds", abstaining, empty, _succeeded, policy="gold"),
-        _verdict(eager, abstaining, over_eager, _failed, policy="over-eager"),
+        _verdict("the gold plan scores 1.0", tasks, gold, is_perfect, policy="gold"),
+        _verdict("an empty policy fails", acting, empty, failed, policy="empty"),
+        _verdict("an abstention succeeds", abstaining, gold, lambda t: t.is_success is True, policy="gold"),
+        _verdict(eager, abstaining, over_eager, failed, policy="over-eager"),
     ]
 
 
@@ -73,7 +77,7 @@ def _judgeable(tasks: Sequence[Task]) -> Claim:
     problems = {task.id: why for task in tasks if (why := task_problems(task))}
     if problems or not tasks:
         told = [f"{task_id}: {problem}" for task_id, why in problems.items() for problem in why]
-        detail = _some(told) or "there are no tasks"
+        detail = some_of(told, "; ") or "there are no tasks"
         return result(name, FAIL, detail, "mcpagent data validate FILE"), problems
     return result(name, PASS, f"{len(tasks)} tasks"), ()
 
@@ -89,35 +93,25 @@ def _verdict(
     """Pass if `holds` for every trajectory of every one of `tasks`; an unscored one proves nothing."""
     if not tasks:
         return result(name, SKIP, "no task of this kind"), ()
-    played: Counter[str] = Counter()
-    bad: defaultdict[str, list[tuple[bool, str]]] = defaultdict(list)
+    played = Counter({task.id: 0 for task in tasks})
+    wrong: list[tuple[str, str]] = []  # the ids of tasks, and what came of them
+    unscored: list[tuple[str, str]] = []
     for trajectory in trajectories:
+        if trajectory.task_id not in played:
+            continue
         played[trajectory.task_id] += 1
-        if trajectory.reward is None or not holds(trajectory):
-            bad[trajectory.task_id].append((trajectory.reward is None, _described(trajectory)))
-    names = [task.id for task in tasks]
-    missing = [name for name in names if name not in played]
-    mine = sum(played[name] for name in names)
-    unscored = [text for name in names for is_unscored, text in bad.get(name, ()) if is_unscored]
-    wrong = [text for name in names for is_unscored, text in bad.get(name, ()) if not is_unscored]
-    if not (wrong or unscored or missing):
-        return result(name, PASS, f"{mine} episodes"), ()
-    counts = f"{len(wrong)} of {mine} do not, {len(unscored)} unscored, {len(missing)} not run"
-    told = _some([*wrong, *unscored, *(f"{task_id}: not run" for task_id in missing)])
+        if trajectory.reward is None:
+            unscored.append((trajectory.task_id, _described(trajectory)))
+        elif not holds(trajectory):
+            wrong.append((trajectory.task_id, _described(trajectory)))
+    missing = [(task_id, f"{task_id}: not run") for task_id, count in played.items() if not count]
+    bad = [*wrong, *unscored, *missing]
+    if not bad:
+        return result(name, PASS, f"{played.total()} episodes"), ()
+    counts = f"{len(wrong)} of {played.total()} do not, {len(unscored)} unscored, {len(missing)} not run"
     remedy = f"mcpagent rollout --policy {policy} --data FILE --out FILE"
-    return result(name, FAIL, f"{counts}: {told}", remedy), {*missing, *(bad.keys() & set(names))}
-
-
-def _is_perfect(trajectory: Trajectory) -> bool:
-    return trajectory.reward is not None and math.isclose(trajectory.reward, 1.0, abs_tol=1e-9)
-
-
-def _succeeded(trajectory: Trajectory) -> bool:
-    return trajectory.is_success is True
-
-
-def _failed(trajectory: Trajectory) -> bool:
-    return trajectory.is_success is False
+    told = some_of([text for _, text in bad], "; ")
+    return result(name, FAIL, f"{counts}: {told}", remedy), {task_id for task_id, _ in bad}
 
 
 def _described(trajectory: Trajectory) -> str:
@@ -126,11 +120,6 @@ def _described(trajectory: Trajectory) -> str:
     )
     why = "; ".join(trajectory.errors) or terms
     return f"{trajectory.task_id} ({trajectory.stop_reason}: {why})"
-
-
-def _some(lines: Sequence[str]) -> str:
-    rest = len(lines) - _SHOWN
-    return "; ".join(lines[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +142,10 @@ class ServerIsolation:
 
 
 def check_isolation(
-    config: TrainConfig, *, allow_writes: bool = False, console: Console | None = None
+    config: TrainConfig, *, allow_writes: bool, console: Console
 ) -> tuple[ServerIsolation, ...]:
     """Probe every server of `config`, one after the other: `probe_start` if its state is brought back,
     else `probe_isolation`."""
-    console = console or Console()
     servers = configured_servers(config.tools, on_note=console.note)
     pool = ToolPool(servers, config.tools)  # never started: it says what is configured
     with console.progress("Isolation", total=len(servers)) as advance:
@@ -322,34 +310,37 @@ def env_check(
             files = split_files(data)
             opened = [stack.enter_context(open_tasks(config, file)) for file in files]
             given = opened[0] if len(opened) == 1 else DiskList(islice(chain(*opened), config.data.max_tasks))
-        # If a cassette answers, the servers are not what episodes meet.
         isolation: tuple[ServerIsolation, ...] = ()
-        if not _plays_cassette(config):
+        # If a cassette answers, the servers are not what episodes meet.
+        if config.tools.cassette is None or config.tools.cassette_mode == "off":
             isolation = check_isolation(config, allow_writes=allow_writes, console=console)
         if given is None and config.tools.servers is not None:
             return EnvCheckOutcome(
-                checks=(_NO_TASKS,),
-                failing={},
-                n_tasks=0,
-                source=None,
-                isolation=isolation,
+                checks=(_NO_TASKS,), failing={}, n_tasks=0, source=None, isolation=isolation
             )
         tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
         tasks, source = (given, str(data)) if given is not None else (_sample_tasks(config), _SAMPLES)
-        note = catalog_note(tasks, tools.pool, on_change=config.tools.on_catalog_change)
-        if note is not None:
-            console.note(note)
+        check_catalog(tasks, tools.pool, on_change=config.tools.on_catalog_change, on_note=console.note)
         abstaining = DiskList(task for task in tasks if task.truth.abstain)
         acting = DiskList(task for task in tasks if not task.truth.abstain)
-        with console.progress("Episodes", total=2 * len(tasks) + len(abstaining)) as advance:
+        with console.progress("Episodes", total=2 * len(tasks)) as advance:
 
             def play(policy: Policy, played: Sequence[Task]) -> Sequence[Trajectory]:
-                return _play(policy, played, config=config, tools=tools, on_done=lambda _: advance())
+                return tools.io.run(
+                    collect(
+                        attempts(played, per_task=1, seed=config.seed, label="check"),
+                        policy=policy,
+                        tools=tools.pool,
+                        settings=agent_settings(config, max_context=None),
+                        concurrency=config.rollout.num_envs,
+                        deterministic=False,
+                        on_done=lambda _: advance(),
+                    )
+                )
 
-            silent = ScriptedPolicy(lambda _: "")
             runs = {
                 "gold": play(GoldPolicy(tasks), tasks),
-                "empty": DiskList(chain(play(silent, acting), play(GoldPolicy(abstaining), abstaining))),
+                "empty": play(ScriptedPolicy(lambda _: ""), acting),
                 "over_eager": play(ScriptedPolicy(over_eager), abstaining),
             }
             tool_metrics, cassette = tools.pool.metrics(), tools.take_cassette_counts()
@@ -366,31 +357,6 @@ def env_check(
         )
 
 
-def _plays_cassette(config: TrainConfig) -> bool:
-    return config.tools.cassette is not None and config.tools.cassette_mode != "off"
-
-
 def _sample_tasks(config: TrainConfig) -> Sequence[Task]:
     files = sorted(resource_path(_SAMPLES).glob("*.jsonl"))
     return [task for file in files for task in read_tasks(file)][: config.data.max_tasks]
-
-
-def _play(
-    policy: Policy,
-    tasks: Sequence[Task],
-    *,
-    config: TrainConfig,
-    tools: Tools,
-    on_done: Callable[[Trajectory], None],
-) -> DiskList[Trajectory]:
-    return tools.io.run(
-        collect(
-            attempts(tasks, per_task=1, seed=config.seed, label="check"),
-            policy=policy,
-            tools=tools.pool,
-            settings=agent_settings(config, max_context=None),
-            concurrency=config.rollout.num_envs,
-            deterministic=False,
-            on_done=on_done,
-        )
-    )

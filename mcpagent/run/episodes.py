@@ -107,7 +107,7 @@ def _is_of_run(dataset: Path, config: TrainConfig) -> bool:
 
 
 _HELD_OUT = ("heldout.jsonl", "heldout.json")  # with .gz and .zst after it
-_NAMED = 5  # tools named in one note
+_NAMED = 5  # tools or episodes named in one note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,14 +207,9 @@ def open_episodes(
     for note in load_reward(config.reward, config.judge).notes():
         console.note(note)
     with memory_reported(config), ExitStack() as stack:
-        tasks = stack.enter_context(open_tasks(config, data, shard=shard))
-        note = judge_note(config, tasks)
-        if note is not None:
-            console.note(note)
+        tasks = stack.enter_context(open_tasks(config, data, shard=shard, on_note=console.note))
         tools = stack.enter_context(open_tools(config.tools, ledger=ledger, on_note=console.note))
-        note = catalog_note(tasks, tools.pool, on_change=config.tools.on_catalog_change)
-        if note is not None:
-            console.note(note)
+        check_catalog(tasks, tools.pool, on_change=config.tools.on_catalog_change, on_note=console.note)
         concurrency = min(config.rollout.num_envs, len(tasks) * samples)
         ready = stack.enter_context(
             open_policy(
@@ -235,18 +230,26 @@ def open_episodes(
         )
 
 
-def open_tasks(config: TrainConfig, data: Path | None = None, *, shard: tuple[int, int] = (1, 1)) -> TaskFile:
-    """Open the dataset `data`, or the validation set of `config`; of it the `shard`. Raises UserError."""
+def open_tasks(
+    config: TrainConfig,
+    data: Path | None = None,
+    *,
+    shard: tuple[int, int] = (1, 1),
+    on_note: Callable[[str], None] = lambda _: None,
+) -> TaskFile:
+    """Open the dataset `data`, or the validation set of `config`; of it the `shard`. `on_note` is told if the
+    judge and the tasks do not go together. Raises UserError."""
     tasks = TaskFile(data or _validation_file(config), max_tasks=config.data.max_tasks, shard=shard)
-    if not tasks:
-        tasks.close()
-        where = f"--shard {shard[0]}/{shard[1]}"
-        raise UserError("has no task: there are fewer than shards", where=where, remedy="use fewer shards")
     try:
-        judge_note(config, tasks)  # refuses tasks that nothing could score
+        if not tasks:
+            problem, where = "has no task: there are fewer than shards", f"--shard {shard[0]}/{shard[1]}"
+            raise UserError(problem, where=where, remedy="use fewer shards")
+        note = judge_note(config, tasks)  # refuses tasks that nothing could score
     except UserError:
         tasks.close()
         raise
+    if note is not None:
+        on_note(note)
     return tasks
 
 
@@ -291,20 +294,22 @@ def _validation_file(config: TrainConfig) -> Path:
     return find_dataset(config.data.validation, split="validation", beside=config.data.train)
 
 
-def catalog_note(tasks: Sequence[Task], pool: PinnedTools, *, on_change: OnChange) -> str | None:
-    """Return how the servers' tools differ from those that the dataset was made for; None if they agree or
-    the dataset does not say. Raises UserError if such a change is refused."""
+def check_catalog(
+    tasks: Sequence[Task], pool: PinnedTools, *, on_change: OnChange, on_note: Callable[[str], None]
+) -> None:
+    """Tell `on_note` how the servers' tools differ from those that the dataset says it was made for. Raises
+    UserError if such a change is refused."""
     pinned = next(
         (task.extra_info["catalog_hash"] for task in tasks if "catalog_hash" in task.extra_info), None
     )
     if pinned is None or pinned == pool.catalog_hash:
-        return None
+        return
     offered = {name for task in tasks for name in task.offered_in(len(task.truth.user_turns)) or ()}
     live = {spec.dotted for spec in pool.tools.values()}
     gone, new = sorted(offered - live), sorted(live - offered)
     changes = [
-        *([f"gone: {_some(gone)}"] if gone else []),
-        *([f"in no task's offer: {_some(new)}"] if new else []),
+        *([f"gone: {some_of(gone)}"] if gone else []),
+        *([f"in no task's offer: {some_of(new)}"] if new else []),
     ]
     note = (
         f"the tools have changed since the dataset was made (catalog {str(pinned)[:12]} then, "
@@ -314,9 +319,10 @@ def catalog_note(tasks: Sequence[Task], pool: PinnedTools, *, on_change: OnChang
     if on_change == "refuse":
         remedy = "Make the dataset anew, or accept it: --set tools.on_catalog_change=warn"
         raise UserError(note, where="tools.on_catalog_change", remedy=remedy)
-    return note
+    on_note(note)
 
 
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+def some_of(texts: Sequence[str], separator: str = ", ") -> str:
+    """Return the first of the texts, and how many more there are."""
+    rest = len(texts) - _NAMED
+    return separator.join(texts[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

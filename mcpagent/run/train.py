@@ -21,15 +21,9 @@ from mcpagent.core.threads import limit_threads
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.reward.terms import load_reward
 from mcpagent.run.algorithms import run_grpo, run_sft
-from mcpagent.run.episodes import catalog_note, evaluated_file, open_tasks
-from mcpagent.run.judge import judge_note, require_judge_check
-from mcpagent.run.lifecycle import (
-    RunInputs,
-    TrainOutcome,
-    Watch,
-    logged,
-    prove_checkpoints,
-)
+from mcpagent.run.episodes import check_catalog, evaluated_file, open_tasks
+from mcpagent.run.judge import require_judge_check
+from mcpagent.run.lifecycle import RunInputs, TrainOutcome, Watch, logged, prove_checkpoints
 from mcpagent.run.policies import pinned_model
 from mcpagent.run.self_evaluation import MeasuredTasks, open_measured
 from mcpagent.storage.checkpoints import find_model
@@ -115,9 +109,7 @@ def train(
         }
         if config.algorithm == "sft" and config.sft.curriculum is not None:
             document["curriculum"] = config.sft.curriculum
-        changed = catalog_note(tasks, tools.pool, on_change=config.tools.on_catalog_change)
-        if changed is not None:
-            watch.note(changed)
+        check_catalog(tasks, tools.pool, on_change=config.tools.on_catalog_change, on_note=watch.note)
         inputs = RunInputs(
             config=config,
             tasks=tasks,
@@ -187,16 +179,17 @@ def prepared(
     weights, starts no server, writes nothing. Raises UserError."""
     target = target_device(config, gpu_memory_gib=gpu_memory_gib)
     with ExitStack() as stack:
-        tasks = stack.enter_context(open_tasks(config, find_dataset(config.data.train, split="train")))
+        notes: list[str] = []
+        train_file = find_dataset(config.data.train, split="train")
+        tasks = stack.enter_context(open_tasks(config, train_file, on_note=notes.append))
         path = evaluated_file(config)
         validation = () if path is None else stack.enter_context(open_tasks(config, path))
         checked = check_run(config, target, count=count)
-        note = judge_note(config, tasks)
         yield Prepared(
             tasks=tasks,
             validation=validation,
             validation_path=path,
-            checked=checked if note is None else replace(checked, notes=(*checked.notes, note)),
+            checked=replace(checked, notes=(*checked.notes, *notes)),
             judge_check=require_judge_check(config, tasks) if config.algorithm == "grpo" else None,
         )
 

@@ -36,7 +36,7 @@ ACT = named(make_task(success={"must_call_tool": "fmp"}), "act")
 REST = named(make_task(), "rest")
 GOOD = {
     "gold": [scored("act", 1.0), scored("rest", 1.0)],
-    "empty": [scored("act", 0.0, 0.0), scored("rest", 1.0)],
+    "empty": [scored("act", 0.0, 0.0)],
     "over_eager": [scored("act", 0.0, 0.0), scored("rest", 0.0, 0.0)],
 }
 
@@ -51,8 +51,8 @@ def test_checks_without_a_task_of_their_kind_are_skipped() -> None:
 
 def test_each_broken_claim_fails_its_own_check() -> None:
     assert statuses(gold=[scored("act", 1.0, 0.9), scored("rest", 1.0)]) == [PASS, FAIL, PASS, PASS, PASS]
-    assert statuses(empty=[scored("act", 1.0), scored("rest", 1.0)]) == [PASS, PASS, FAIL, PASS, PASS]
-    assert statuses(empty=[scored("act", 0.0, 0.0), scored("rest", 0.0, 0.0)])[3] is FAIL
+    assert statuses(empty=[scored("act", 1.0)]) == [PASS, PASS, FAIL, PASS, PASS]
+    assert statuses(gold=[scored("act", 1.0), scored("rest", 0.0, 0.0)])[3] is FAIL
     assert statuses(over_eager=[scored("rest", 1.0)])[4] is FAIL
     assert statuses([named(make_task(user_turns=["x"]), "act")])[0] is FAIL
 

@@ -154,15 +154,20 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_played(
         played(tmp_path, data=Path("missing.jsonl"))
 
 
-def test_tools_that_differ_from_the_datasets_are_noted(
+def test_tools_that_differ_from_the_datasets_are_noted_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    played(tmp_path / "same", "data.max_tasks=1")
+    refuse = "tools.on_catalog_change=refuse"
+    played(tmp_path / "same", "data.max_tasks=1", refuse)
     assert "the tools have changed" not in capsys.readouterr().err
     played(tmp_path / "more", "data.max_tasks=1", "tools.limited=false")
     err = capsys.readouterr().err
     assert "the tools have changed since the dataset was made" in err and "in no task's offer: " in err
     task = samples(count=1)[0]
     old = task.model_copy(update={"extra_info": {**task.extra_info, "catalog_hash": "0123456789abcdef"}})
-    played(tmp_path / "old", data=dataset(tmp_path / "old.jsonl", [old]))
+    data = dataset(tmp_path / "old.jsonl", [old])
+    played(tmp_path / "old", data=data)
     assert "descriptions or schemas differ" in capsys.readouterr().err
+    with pytest.raises(UserError, match="tools have changed since the dataset was made") as error:
+        played(tmp_path / "refused", refuse, data=data)
+    assert error.value.where == "tools.on_catalog_change"
