@@ -80,9 +80,9 @@ def play(host: Host, split: str) -> Solver:
             graded = await _on(host, episode.trajectory())
         finally:
             await _on(host, episode.close())
-        state.store.set(_VERDICT, {**_facts(graded.reward_terms), "errors": list(graded.errors)})
-        state.store.set(f"{_VERDICT}_reward", graded.reward)
-        state.store.set(f"{_VERDICT}_success", graded.is_success)
+        terms = {term.name: term.value for term in graded.reward_terms}
+        metadata = {**terms, "errors": list(graded.errors), "reward": graded.reward}
+        state.store.set(_VERDICT, {"success": graded.is_success, "metadata": metadata})
         state.completed = True
         return state
 
@@ -114,13 +114,12 @@ def verdict() -> Scorer:
     metadata."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        terms: JsonObject = state.store.get(_VERDICT) or {}
-        success = state.store.get(f"{_VERDICT}_success")
-        if success is None:
-            said = "; ".join(terms.get("errors", ())) or "the episode did not end"
-            return Score.unscored(explanation=said, metadata=terms)
-        metadata = {**terms, "reward": state.store.get(f"{_VERDICT}_reward")}
-        return Score(value=float(success), answer=state.output.completion, metadata=metadata)
+        graded: JsonObject = state.store.get(_VERDICT) or {"success": None, "metadata": {}}
+        metadata = graded["metadata"]
+        if graded["success"] is None:
+            said = "; ".join(metadata.get("errors", ())) or "the episode did not end"
+            return Score.unscored(explanation=said, metadata=metadata)
+        return Score(value=float(graded["success"]), answer=state.output.completion, metadata=metadata)
 
     return score
 
@@ -128,10 +127,6 @@ def verdict() -> Scorer:
 async def _on(host: Host, job: Coroutine[Any, Any, _T]) -> _T:
     """Run a job on the loop of the host's servers, and wait for it on this one."""
     return await asyncio.wrap_future(host.tools.io.submit(job))
-
-
-def _facts(terms: Any) -> JsonObject:
-    return {term.name: term.value for term in terms}
 
 
 def _message(role: str, content: str) -> ChatMessage:
