@@ -1,4 +1,6 @@
-"""The small servers that pages and help texts name in examples. `python small_servers.py time|files|sqlite`.
+"""The small servers that pages and help texts name in examples, and one that no template knows: a harbour
+whose ships can be looked up. `python small_servers.py time|files|sqlite` or `python small_servers.py harbour
+SHIPS`, which has so many.
 
 Plain JSON-RPC over stdio, so that a start costs little.
 """
@@ -11,19 +13,46 @@ from pathlib import Path
 from typing import Any
 
 _TABLES = {"ships": 11, "crews": 7, "docks": 5}
-_SERVERS: dict[str, dict[str, tuple[str, ...]]] = {
-    "time": {"get_current_time": ("timezone",)},
-    "files": {"write_file": ("path", "text")},
-    "sqlite": {"list_tables": (), "describe_table": ("table",), "read_query": ("query",)},
+_NAMES = ["Aurora", "Borealis", "Caravel", "Dorado", "Esperanza", "Fortuna", "Galatea", "Halcyon", "Iris"]
+_SHIPS = {
+    f"{name} {chr(65 + n)}": {
+        "captain": f"{name[::-1].title()}son {chr(65 + n)}",
+        "tons": 1237 + 391 * i + 17 * n,
+    }
+    for n in range(8)
+    for i, name in enumerate(_NAMES)
 }
-MINE = _SERVERS[sys.argv[1]]
+_READS = {"readOnlyHint": True, "openWorldHint": False}
 
 
-def _tool(name: str, parameters: tuple[str, ...]) -> dict[str, Any]:
-    properties = {parameter: {"type": "string"} for parameter in parameters}
-    schema = {"type": "object", "properties": properties, "required": list(parameters)}
-    reads = {"readOnlyHint": True} if name == "get_current_time" else {}
-    return {"name": name, "description": name.replace("_", " "), "inputSchema": schema, "annotations": reads}
+def _tool(name: str, about: str = "", *, reads: bool = False, **parameters: str) -> dict[str, Any]:
+    """A tool whose parameters are texts, each with its description."""
+    properties = {key: {"type": "string", "description": text} for key, text in parameters.items()}
+    return {
+        "name": name,
+        "description": about or name.replace("_", " "),
+        "inputSchema": {"type": "object", "properties": properties, "required": list(parameters)},
+        "annotations": _READS if reads else {},
+    }
+
+
+_SERVERS = {
+    "time": [_tool("get_current_time", reads=True, timezone="")],
+    "files": [_tool("write_file", path="", text="")],
+    "sqlite": [
+        _tool("list_tables"),
+        _tool("describe_table", table=""),
+        _tool("read_query", query=""),
+    ],
+    "harbour": [
+        _tool("list_ships", "List the names of all ships in the harbour", reads=True),
+        _tool("get_ship", "Get captain and weight of a ship", reads=True, ship="The name of the ship"),
+    ],
+}
+
+
+def _ships() -> dict[str, dict[str, Any]]:
+    return dict(list(_SHIPS.items())[: int(sys.argv[2])])
 
 
 def _answer(name: str, given: dict[str, Any]) -> dict[str, Any] | None:
@@ -37,20 +66,26 @@ def _answer(name: str, given: dict[str, Any]) -> dict[str, Any] | None:
             return {"tables": [{"table": name} for name in _TABLES]}
         case "describe_table":
             return {"columns": columns} if (columns := _TABLES.get(given["table"])) else None
+        case "list_ships":
+            return {"ships": list(_ships())}
+        case "get_ship":
+            return _ships().get(given["ship"])
         case _:
             return None
 
 
 def _result(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    if method == "initialize":
-        info = {"name": sys.argv[1], "version": "1"}
-        return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
-    if method == "tools/list":
-        return {"tools": [_tool(name, parameters) for name, parameters in MINE.items()]}
-    if method == "tools/call":
-        found = _answer(params["name"], params.get("arguments") or {})
-        content = [{"type": "text", "text": json.dumps(found)}]
-        return {"content": content, "isError": True} if found is None else {"content": content}
+    match method:
+        case "initialize":
+            info = {"name": sys.argv[1], "version": "1"}
+            return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+        case "tools/list":
+            return {"tools": _SERVERS[sys.argv[1]]}
+        case "tools/call":
+            found = _answer(params["name"], params.get("arguments") or {})
+            content = [{"type": "text", "text": json.dumps(found)}]
+            more = {"isError": True} if found is None else {"structuredContent": found}
+            return {"content": content, **more}
     return {}
 
 

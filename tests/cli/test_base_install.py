@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.cli.base_environment import closure, make_base_environment
-from tests.cli.test_locks import SPEC
+from tests.cli.specs import spec_of
 from tests.house import ROOT
 from tests.test_docs import _leaves
 
@@ -102,7 +102,7 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
     python = make_base_environment(tmp_path)
     (work := tmp_path / "work").mkdir()
     given = {
-        "spec.json": json.dumps(SPEC),
+        "spec.json": json.dumps(spec_of("fmp", "fmp_get_quote", {"symbol": "QQLA"})),
         "none.json": '{"mcpServers": {}}',
         "shop.json": '{"mcpServers": {"shop": {"url": "http://127.0.0.1:1/mcp"}}}',
     }

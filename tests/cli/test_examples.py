@@ -22,6 +22,7 @@ from mcpagent.core.tasks import StateCheck
 from mcpagent.env.parsing import parse_action
 from mcpagent.synth.templates.template import load_templates
 from mcpagent.tools.servers_config import load_servers
+from tests.cli.specs import spec_of
 from tests.house import ROOT
 from tests.test_docs import PAGES, _leaves
 
@@ -265,24 +266,18 @@ def test_every_example_is_run_or_says_why_not_here() -> None:
 
 def furnish(place: Path) -> None:
     """What the examples suppose to be there: an mcp.json, and the files of a user."""
-    servers = {name: [HERE / "small_servers.py", name] for name in ("time", "files", "sqlite")}
-    servers["harbour"] = [HERE / "harbour.py", "60"]
-    entries = {name: {"command": sys.executable, "args": [*map(str, args)]} for name, args in servers.items()}
+    servers = {"time": [], "files": [], "sqlite": [], "harbour": ["60"]}
+    program = str(HERE / "small_servers.py")
+    entries = {
+        name: {"command": sys.executable, "args": [program, name, *more]} for name, more in servers.items()
+    }
     (place / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
     samples = ROOT / "data" / "samples"
     shutil.copytree(samples, place / "data" / "processed")
     for name in ("train", "tasks", "a", "distinct"):
         shutil.copy(samples / "train.jsonl", place / f"{name}.jsonl")
     (place / "arguments.json").write_text(json.dumps({"path": str(place / "note.txt"), "text": "hello"}))
-    step = {"step": 1, "server": "harbour", "tool": "list_ships", "params": {}}
-    task = {
-        "task_id": "a",
-        "complexity": "easy",
-        "conversation": [{"role": "user", "message": "Which ships are in the harbour?"}],
-        "solution": {"tool_sequence": [step]},
-    }
-    scenario = {"scenario": "port", "turns": 1, "limits": {"max_servers": 1, "max_tools": 1}, "tasks": [task]}
-    (place / "dependent_spec.json").write_text(json.dumps({"dependent_dataset": [scenario]}))
+    (place / "dependent_spec.json").write_text(json.dumps(spec_of("harbour", "list_ships", {})))
     templates = place / "my_templates"
     templates.mkdir()
     (templates / "pools.yaml").write_text(

@@ -7,22 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.specs import spec_of
 from tests.running import mcpagent, refused
 from tests.storage.test_runs import another_process
 
 SAMPLES = Path("data/samples/train.jsonl")
-STEP = {"step": 1, "server": "fmp", "tool": "fmp_get_quote", "params": {"symbol": "QQLA"}}
-TASK = {
-    "task_id": "one",
-    "complexity": "simple",
-    "conversation": [{"role": "user", "content": "Price?"}],
-    "solution": {"tool_sequence": [STEP]},
-}
-SPEC = {
-    "dependent_dataset": [
-        {"scenario": "s", "turns": 1, "limits": {"max_servers": 1, "max_tools": 1}, "tasks": [TASK]}
-    ]
-}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +29,7 @@ def test_a_command_does_not_write_where_another_process_does(
     kind: str, name: str, command: str, tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
     out, spec = tmp_path / name, tmp_path / "spec.json"
-    spec.write_text(json.dumps(SPEC))
+    spec.write_text(json.dumps(spec_of("fmp", "fmp_get_quote", {"symbol": "QQLA"})))
     words = command.format(spec=spec, model=tiny_checkpoint).split()
     with another_process(kind, out) as process:
         message = refused(mcpagent(*words, out))

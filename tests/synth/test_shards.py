@@ -16,14 +16,14 @@ from tests.synth.running import write_config
 
 pytestmark = pytest.mark.system
 
-HARBOUR = Path(__file__).parents[1] / "cli" / "harbour.py"
+SMALL = Path(__file__).parents[1] / "cli" / "small_servers.py"
 RULES = ("--train", "7", "--validation", "0", "--heldout", "3", "--seed", "4")
 EXPLORED = ("--explore", "--servers", "mcp.json", "--train", "20", "--validation", "0", "--heldout", "5")
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    write_config(tmp_path, "harbour", HARBOUR, 40)
+    write_config(tmp_path, "harbour", SMALL, "harbour", 40)
     return tmp_path
 
 

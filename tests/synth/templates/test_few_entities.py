@@ -21,12 +21,11 @@ from tests.running import mcpagent, refused
 from tests.synth.running import explored, write_config
 
 SMALL = Path(__file__).parents[2] / "cli" / "small_servers.py"
-HARBOUR = Path(__file__).parents[2] / "cli" / "harbour.py"
 
 
 @pytest.mark.parametrize(("ships", "seed"), [(3, 0), (5, 1)])
 def test_each_split_that_is_asked_for_has_a_task_and_no_entity_of_another(ships: int, seed: int) -> None:
-    server = StdioServer(name="harbour", command=sys.executable, args=(str(HARBOUR), str(ships)))
+    server = StdioServer(name="harbour", command=sys.executable, args=(str(SMALL), "harbour", str(ships)))
     data = explored(ToolPool([server]), {"train": 20, "validation": 4, "heldout": 6}, seed=seed)
     assert all(data.tasks[split] for split in SPLITS)
     about = {split: {task.extra_info["about"] for task in data.tasks[split]} for split in SPLITS}
@@ -52,7 +51,7 @@ def test_an_assignment_gives_each_split_its_least_and_moves_no_more_keys(count: 
 
 
 def test_gen_data_says_in_one_sentence_which_split_is_short_and_writes_no_empty_file(tmp_path: Path) -> None:
-    write_config(tmp_path, "harbour", HARBOUR, 1)
+    write_config(tmp_path, "harbour", SMALL, "harbour", 1)
     counts = ("--train", "20", "--validation", "4", "--heldout", "6")
     done = mcpagent("gen-data", "--servers", "mcp.json", *counts, "--out", "d", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
