@@ -65,7 +65,7 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
         # The calls of steps that are rolled back are counted again when those steps are.
         roll_back(inputs.ledger, state.ledger_bytes)
     order = TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed)
-    health, judge = health_callback(config, run, watch), inputs.judge(run)
+    health, judge = health_callback(config, run, watch), inputs.judge
     with (
         _open_grpo_actor(inputs, loaded, learner, run, version=state.step) as actor,
         tracked(config, run, state.step, watch, processes) as trackers,
@@ -250,7 +250,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
     total = config.total_steps(n_tasks=len(tasks))
     learner, run, saved = _begin(inputs, loaded, total_steps=total, updates=total)
     state = SftState.from_json(saved) if saved else SftState()
-    judge = inputs.judge(run)
+    judge = inputs.judge
     if judge is not None and learner.wrapping.is_sharded:
         watch.note("the run is not measured on held-out tasks: no sampler reads weights in shards")
         judge = None

@@ -15,7 +15,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_model, resolve_device, resolve_dtype
-from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation
+from mcpagent.run.self_evaluation import SelfEvaluation
 from mcpagent.storage.checkpoints import last_good_checkpoint
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.storage.lineage import standing_on
@@ -159,13 +159,13 @@ _FREE = {
 @dataclass(frozen=True, kw_only=True)
 class RunInputs:
     """Everything that a run needs before weights are loaded. `validation` is empty if the run never
-    evaluates, `measured` None if nothing judges it; `callbacks` watch the steps of GRPO; `session` is that of
-    the process that writes."""
+    evaluates, `judge` plays held-out tasks before and after training, None if there are none; `callbacks`
+    watch the steps of GRPO; `session` is that of the process that writes."""
 
     config: TrainConfig
     tasks: TaskFile
     validation: Sequence[Task]
-    measured: MeasuredTasks | None
+    judge: SelfEvaluation | None
     tools: Tools
     watch: Watch
     callbacks: Sequence[Callback]
@@ -178,19 +178,6 @@ class RunInputs:
     beside: Collection[str]
     ledger: Path | None
     ledger_start: int
-
-    def judge(self, run: RunFolder) -> SelfEvaluation | None:
-        """Return what plays the measured tasks before and after training, if there are some."""
-        if self.measured is None:
-            return None
-        return SelfEvaluation(
-            config=self.config,
-            measured=self.measured,
-            run=run,
-            tools=self.tools,
-            processes=self.processes,
-            note=self.watch.note,
-        )
 
     def open_run(
         self, config: TrainConfig, restore: Callable[[Path], JsonObject], *, total_steps: int

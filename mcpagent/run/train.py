@@ -16,7 +16,6 @@ from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
-from mcpagent.core.tasks import Task
 from mcpagent.core.threads import limit_threads
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.reward.terms import load_reward
@@ -25,7 +24,7 @@ from mcpagent.run.episodes import check_catalog, evaluated_file, open_tasks
 from mcpagent.run.judge import require_judge_check
 from mcpagent.run.lifecycle import RunInputs, TrainOutcome, Watch, logged, prove_checkpoints
 from mcpagent.run.policies import pinned_model
-from mcpagent.run.self_evaluation import MeasuredTasks, open_measured
+from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation, open_measured
 from mcpagent.storage.checkpoints import find_model
 from mcpagent.storage.datasets import TaskFile, find_dataset
 from mcpagent.storage.lineage import model_identity
@@ -66,7 +65,7 @@ def train(
         ready = stack.enter_context(prepared(config))
         is_open = config.model.dtype == "auto"
         config = ready.checked.settled(config)
-        tasks, validation = ready.tasks, ready.validation
+        tasks = ready.tasks
         measured = stack.enter_context(open_measured(config, n_tasks=len(tasks), on_note=watch.note))
         processes = Processes.join(
             torch.device(ready.checked.target.kind), timeout_s=config.training.collective_timeout_s
@@ -110,11 +109,21 @@ def train(
         if config.algorithm == "sft" and config.sft.curriculum is not None:
             document["curriculum"] = config.sft.curriculum
         check_catalog(tasks, tools.pool, on_change=config.tools.on_catalog_change, on_note=watch.note)
+        judge = None
+        if measured is not None:
+            judge = SelfEvaluation(
+                config=config,
+                measured=measured,
+                run=RunFolder(folder),
+                tools=tools,
+                processes=processes,
+                note=watch.note,
+            )
         inputs = RunInputs(
             config=config,
             tasks=tasks,
-            validation=validation,
-            measured=measured,
+            validation=ready.validation or (),
+            judge=judge,
             tools=tools,
             watch=watch,
             callbacks=callbacks,
@@ -160,12 +169,11 @@ def open_session(
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a run needs other than servers and weights, all of it checked. `validation` is empty if the run
+    """What a run needs other than servers and weights, all of it checked. `validation` is None if the run
     never evaluates."""
 
     tasks: TaskFile
-    validation: Sequence[Task]
-    validation_path: Path | None
+    validation: TaskFile | None
     checked: Preflight
     judge_check: JsonObject | None
 
@@ -183,12 +191,11 @@ def prepared(
         train_file = find_dataset(config.data.train, split="train")
         tasks = stack.enter_context(open_tasks(config, train_file, on_note=notes.append))
         path = evaluated_file(config)
-        validation = () if path is None else stack.enter_context(open_tasks(config, path))
+        validation = None if path is None else stack.enter_context(open_tasks(config, path))
         checked = check_run(config, target, count=count)
         yield Prepared(
             tasks=tasks,
             validation=validation,
-            validation_path=path,
             checked=replace(checked, notes=(*checked.notes, *notes)),
             judge_check=require_judge_check(config, tasks) if config.algorithm == "grpo" else None,
         )
@@ -209,6 +216,6 @@ def plan_run(
             config,
             ready.checked,
             ready.tasks,
-            validation=ready.validation_path,
+            validation=None if ready.validation is None else ready.validation.path,
             run_dir=planned_folder(Path(config.output_dir), config.name),
         )
