@@ -1,4 +1,4 @@
-"""What a report says, as one record: the figures of the page of a run, and of that of several runs."""
+"""What a report says, as one record: all figures of its page."""
 
 from __future__ import annotations
 
@@ -225,13 +225,12 @@ def _term_rows(run: RunView) -> list[TermRow]:
 
 
 def _cost(run: RunView) -> Cost:
-    rollout_cpu_s, update_cpu_s = sum(run.values("rollout_cpu_s")), sum(run.values("update_cpu_s"))
     return Cost(
         steps=len(run.steps),
         episodes=round(sum(run.values("episodes"))),
         tokens=round(sum(run.values("tokens"))),
         tool_calls=round(sum(run.values("tool_calls"))),
-        cpu_s=sum(run.values("cpu_s")) or rollout_cpu_s + update_cpu_s,
-        rollout_cpu_s=rollout_cpu_s,
-        update_cpu_s=update_cpu_s,
+        cpu_s=sum(run.values("cpu_s")),
+        rollout_cpu_s=sum(run.values("rollout_cpu_s")),
+        update_cpu_s=sum(run.values("update_cpu_s")),
     )

@@ -16,7 +16,7 @@ from mcpagent.evaluate.report.run_data import RunView
 from mcpagent.reward.rule import WEIGHTS
 
 TREND_STEPS = 5  # trailing mean, drawn over the raw points
-COLOURS = tuple(f"--series-{i}" for i in range(1, 7))
+COLOURS = tuple(f"--series-{i}" for i in range(1, 4))
 
 
 @dataclass(frozen=True)

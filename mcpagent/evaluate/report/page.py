@@ -1,4 +1,4 @@
-"""The page of a report, of several runs, and of the live view: what their templates are filled with."""
+"""The page of a report and that of the live view: what their templates are filled with."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def _pairs(episodes: EpisodeFiles, sources: dict[str, str]) -> list[TaskPair]:
     """Return the tasks that the evaluations before and after training both have."""
     greedy = any(side in sources for side in (BEFORE, AFTER))
     stems = [sources.get(side if greedy else side + SAMPLED) for side in (BEFORE, AFTER)]
-    files = [episodes.files.get(f"eval_{stem}") or episodes.files.get(str(stem)) for stem in stems]
+    files = [episodes.files.get(f"eval_{stem}") for stem in stems]
     before, after = ({} if file is None else file.first_attempts for file in files)
     return [TaskPair(before[name], after[name]) for name in sorted(before.keys() & after.keys())]
 

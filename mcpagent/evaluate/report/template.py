@@ -25,9 +25,8 @@ def render(template: str, **context: object) -> str:
     return printable(_environment().get_template(template).render(**context))
 
 
-def page(title: str, body: str, *, scripts: JsonObject | None = None, is_live: bool = False) -> str:
-    """Return a whole page around a rendered `body`. `scripts` are those that `interactive` returns; a page
-    without them runs nothing."""
+def page(title: str, body: str, *, scripts: JsonObject, is_live: bool = False) -> str:
+    """Return a whole page around a rendered `body`. `scripts` are those that `interactive` returns."""
     # The text of an episode cannot know the hash of the page around it, so it cannot forge a script.
     nonce = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
     layout = _environment().get_template("layout.html")
