@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
-from collections.abc import Callable
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -122,7 +120,7 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(self, run_dir: Path, *, port: int = 0) -> None:
         self.live = LiveRun(run_dir)
-        self.page = live_html(self.live.title).encode()
+        self.page = live_html(self.live.title)
         try:
             super().__init__((_LOOPBACK, port), _Handler)
         except OSError as error:
@@ -150,17 +148,16 @@ class _Handler(BaseHTTPRequestHandler):
             return
         address = urlsplit(self.path)
         asked = {name: values[-1] for name, values in parse_qs(address.query).items()}
-        routes: dict[str, Callable[[dict[str, str]], None]] = {
-            "/": self._page,
-            "/state": self._state,
-            "/episode": self._episode,
-        }
-        answer = routes.get(address.path)
-        if answer is None:
-            self._answer(HTTPStatus.NOT_FOUND, "there is no such page")
-            return
         try:
-            answer(asked)
+            match address.path:
+                case "/":
+                    self._send(HTTPStatus.OK, self.server.page)
+                case "/state":
+                    self._state(asked.get("version"))
+                case "/episode":
+                    self._episode(asked.get("file", ""), asked.get("place", ""))
+                case _:
+                    self._answer(HTTPStatus.NOT_FOUND, "there is no such page")
         except ConnectionError:
             self.close_connection = True  # the reader closed the page
         except (UserError, OSError) as error:  # a file that the run replaced or removed while it was read
@@ -172,30 +169,23 @@ class _Handler(BaseHTTPRequestHandler):
     def _names(self) -> set[str]:
         return {f"{name}:{self.server.server_port}" for name in (_LOOPBACK, "localhost")}
 
-    def _page(self, _: dict[str, str]) -> None:
-        self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
-
-    def _state(self, asked: dict[str, str]) -> None:
+    def _state(self, version: str | None) -> None:
         state = self.server.live.state()
-        same = asked.get("version") == state["version"]
-        self._send(
-            HTTPStatus.OK,
-            (json.dumps({"version": state["version"]}) if same else script_json(state)).encode(),
-            "application/json",
-        )
+        changes = state if version != state["version"] else {"version": version}
+        self._send(HTTPStatus.OK, script_json(changes), "application/json")
 
-    def _episode(self, asked: dict[str, str]) -> None:
-        place = asked.get("place", "")
-        html = self.server.live.episode(asked.get("file", ""), int(place)) if place.isdecimal() else None
+    def _episode(self, file: str, place: str) -> None:
+        html = self.server.live.episode(file, int(place)) if place.isdecimal() else None
         if html is None:
             self._answer(HTTPStatus.NOT_FOUND, "there is no such episode (any more): load the page again")
         else:
-            self._send(HTTPStatus.OK, html.encode(), "text/html; charset=utf-8")
+            self._send(HTTPStatus.OK, html)
 
     def _answer(self, status: HTTPStatus, text: str) -> None:
-        self._send(status, f"<p>{escape(text)}</p>".encode(), "text/html; charset=utf-8")
+        self._send(status, f"<p>{escape(text)}</p>")
 
-    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+    def _send(self, status: HTTPStatus, text: str, kind: str = "text/html; charset=utf-8") -> None:
+        body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

@@ -21,7 +21,7 @@ from mcpagent.evaluate.report.live import LiveServer
 from mcpagent.storage.trajectories import write_trajectories
 from tests.evaluate.report.browser import chromium
 from tests.evaluate.run_folder import learned, step_row, write_run
-from tests.running import BOUND_S, mcpagent
+from tests.running import BOUND_S
 
 pytestmark = pytest.mark.system
 get = partial(httpx.get, timeout=BOUND_S)  # the first state is long in coming on a busy machine
@@ -158,11 +158,6 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(run: Path) -> None:
             process.kill()
     assert process.returncode == 130 and "Traceback" not in errors
     assert errors.startswith("interrupted: the page is no longer served; begin again with: mcpagent view ")
-
-
-def test_a_folder_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> None:
-    found = mcpagent("view", tmp_path / "absent")
-    assert found.returncode == 2 and "is not a run folder" in found.stderr
 
 
 @pytest.mark.slow
