@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from dotenv import dotenv_values
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from mcpagent.checks import FAIL, PASS, SKIP, WARN, result
 from mcpagent.checks.servers import ListedServer, list_servers
+from mcpagent.config.environment import environment
 from mcpagent.console import counted
 from mcpagent.core.records import CheckResult, CheckStatus
 from mcpagent.core.redact import SECRETS
@@ -171,7 +171,7 @@ def check_device() -> CheckResult:
 
 def check_keys() -> list[CheckResult]:
     """Say which API keys are set, in the environment or in `.env`; a value is never shown."""
-    variables = {**dotenv_values(Path.cwd() / ".env"), **os.environ}
+    variables = environment()
     checks: list[CheckResult] = []
     for service, names in KEY_NAMES.items():
         variable = next((name for name in names if variables.get(name)), None)
@@ -226,7 +226,6 @@ def doctor(
     *,
     servers: Path | None = None,
     data: Path | None = None,
-    outputs: Path = Path("outputs"),
     model: str | None = None,
     tool_format: str = "auto",
 ) -> list[CheckResult]:
@@ -249,7 +248,7 @@ def doctor(
         check_sandbox(),
         *check_keys(),
         *_check_data(data, catalog=started.tools, servers=servers),
-        check_outputs(outputs),
+        check_outputs(Path("outputs")),
         *([] if model is None else check_model(model, tool_format=tool_format, catalog=started.tools or ())),
     ]
 

@@ -20,9 +20,8 @@ from mcpagent.console import Console
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.models.load import save_model
-from mcpagent.models.tokens import Renderer
 from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof
-from mcpagent.policy.contract import CompletionRequest, Policy, Sampling, choose_backend, require_vllm
+from mcpagent.policy.contract import CompletionRequest, Policy, Sampling, choose_backend
 from mcpagent.run.policies import pinned_model
 from mcpagent.storage.packages import provenance
 from mcpagent.train.learner.build import build_learner
@@ -60,15 +59,14 @@ class SmokeResult:
     swapped: Proof
 
 
-def smoke(*, backend: str, model: str | None = None, console: Console | None = None) -> SmokeResult:
+def smoke(*, backend: str, model: str | None, console: Console) -> SmokeResult:
     """Prove it with `model` (a folder or hub id), else with a small one of random weights. Raises UserError
     if the backend or the model cannot be had, RunError if a proof fails."""
-    console = console or Console()
-    if backend == "vllm":
-        require_vllm()
     with TemporaryDirectory(prefix="mcpagent-smoke-") as made:
         folder = Path(made)
-        name = model or str(_small_model(folder / "model"))
+        name = model or str(folder / "model")
+        if model is None:
+            save_model(*model_builder(SMOKE_MODEL).build_small(seed=0), folder / "model")
         settings = [f"rollout.backend={backend}", f"model.name={name!r}", "rollout.max_context_tokens=1024"]
         config = load_train_config([], [*settings, "finetune.mode=lora", "rollout.max_new_tokens=64"]).config
         config = pinned_model(config, on_note=console.note)
@@ -81,7 +79,7 @@ def _smoke(config: TrainConfig, *, shown: str, folder: Path, console: Console) -
     console.note(f"loading {shown}")
     loaded = load_start(config, folder, processes=Processes(), on_note=console.note)
     learner = build_learner(loaded, config, total_optimizer_steps=1)
-    prompts = _prompts(loaded.renderer)
+    prompts = [loaded.renderer.prompt_ids([{"role": "user", "content": asked}], ()) for asked in _QUESTIONS]
     canary = Canary(
         prompts,
         score=partial(score_completions, learner),
@@ -155,12 +153,3 @@ def _change(model: Any) -> None:
         if parameter.requires_grad:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(_NOISE * noise.to(parameter.device, parameter.dtype))
-
-
-def _small_model(folder: Path) -> Path:
-    save_model(*model_builder(SMOKE_MODEL).build_small(seed=0), folder)
-    return folder
-
-
-def _prompts(renderer: Renderer) -> list[tuple[int, ...]]:
-    return [renderer.prompt_ids([{"role": "user", "content": question}], ()) for question in _QUESTIONS]

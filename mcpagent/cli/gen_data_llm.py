@@ -28,49 +28,43 @@ if TYPE_CHECKING:
 T = TypeVar("T", int, str)
 
 
-def _option(name: str, help: str, *, minimum: int | None = None) -> typer.models.OptionInfo:
-    return typer.Option(name, help=help, min=minimum)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LLMOptions:
     """The options of a model that writes or rewords tasks; None if the environment or a default decides."""
 
     samples: Annotated[
         int | None,
-        _option(
+        typer.Option(
             "--n-samples",
-            "Samples to ask for; each becomes a task or a reject. Environment: N_SAMPLES. Default: 20.",
-            minimum=1,
+            min=1,
+            help="Samples to ask for; each becomes a task or a reject. Environment: N_SAMPLES. Default: 20.",
         ),
     ] = None
-    model: Annotated[str | None, _option("--model", "Environment: OPENAI_MODEL. Default: gpt-5-mini.")] = None
+    model: Annotated[str | None, typer.Option(help="Environment: OPENAI_MODEL. Default: gpt-5-mini.")] = None
     solver_model: Annotated[
         str | None,
-        _option("--solver-model", "With --rewrite: answers the question to check it. Default: --model."),
+        typer.Option(help="With --rewrite: answers the question to check it. Default: --model."),
     ] = None
     curriculum: Annotated[
         Path | None,
-        _option(
-            "--curriculum",
-            "A JSON array of prompts (id, complexity, user_prompt, likely_tools, why_multi_turn).",
+        typer.Option(
+            help="A JSON array of prompts (id, complexity, user_prompt, likely_tools, why_multi_turn)."
         ),
     ] = None
     votes: Annotated[
-        int, _option("--votes", "Votes on each task; more than half must accept it. 0: none.", minimum=0)
+        int, typer.Option(min=0, help="Votes on each task; more than half must accept it. 0: none.")
     ] = 3
     repairs: Annotated[
-        int,
-        _option("--repairs", "How often a failed task goes back to the model with the reason.", minimum=0),
+        int, typer.Option(min=0, help="How often a failed task goes back to the model with the reason.")
     ] = 2
     allow_writes: Annotated[
-        bool, _option("--allow-writes", "Let plans call, and so execute, tools of --servers that write.")
+        bool,
+        typer.Option("--allow-writes", help="Let plans call, and so execute, tools of --servers that write."),
     ] = False
-    max_output_tokens: Annotated[
-        int, _option("--max-output-tokens", "Of one answer, reasoning included.", minimum=1)
-    ] = 4096
+    max_output_tokens: Annotated[int, typer.Option(min=1, help="Of one answer, reasoning included.")] = 4096
     retry_failed: Annotated[
-        bool, _option("--retry-failed", "Ask again what the service failed to answer in an earlier run.")
+        bool,
+        typer.Option("--retry-failed", help="Ask again what the service failed to answer in an earlier run."),
     ] = False
 
 

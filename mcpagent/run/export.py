@@ -166,26 +166,28 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
     run = run_of(checkpoint)
     weight_shapes(verified(checkpoint))
     has_adapters = (checkpoint / ADAPTER_FILE).is_file()
+    is_merged = has_adapters and merge
+    is_adapter = has_adapters and not merge
     config = load_train_config(inherited=run.config_path if run else None, for_training=False).config
     model = None
-    if has_adapters and merge:
+    if is_merged:
         require("hf", use="export --merge")
-    if (has_adapters and merge) or ((checkpoint / PROBE_FILE).is_file() and not missing("hf")):
+    if is_merged or ((checkpoint / PROBE_FILE).is_file() and not missing("hf")):
         model = _proved(checkpoint, config, merge=merge)
     elif not has_adapters:
         _check_sizes(checkpoint)
     with locked_file(out), atomic_dir(out) as draft:
-        if has_adapters and merge:
+        if is_merged:
             _save_merged(model, checkpoint, draft, trust_remote_code=config.model.trust_remote_code)
         else:
             copy_model(checkpoint, draft)
-        card = model_card(checkpoint, run, config, is_adapter=has_adapters and not merge)
+        card = model_card(checkpoint, run, config, is_adapter=is_adapter)
         (draft / "README.md").write_text(SECRETS.text(card), encoding="utf-8")
     return Exported(
         out=out,
         checkpoint=checkpoint,
         why=resolved.why,
-        kind="adapter" if has_adapters and not merge else "model",
+        kind="adapter" if is_adapter else "model",
         weights_sha256=weights_sha256(out),
         data="FILE" if run is None else next_data(config),
     )
