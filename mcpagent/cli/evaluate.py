@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcpagent.cli.options import (
+    Checkpoint,
     ConfigOptions,
     Data,
     Json,
@@ -93,13 +94,7 @@ class EvalOptions:
 
 
 def checkpoint(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            help="A checkpoint folder, or a run folder: its best one; RUN@latest and RUN@STEP name others.",
-            show_default=False,
-        ),
-    ],
+    path: Checkpoint,
     *,
     options: ConfigOptions,
     evaluation: EvalOptions,

@@ -80,6 +80,13 @@ def task_file(value: Path | None) -> Path | None:
     return dataset_file(value, "heldout", "validation", "train")
 
 
+Checkpoint = Annotated[
+    Path,
+    typer.Argument(
+        help="A checkpoint folder, or a run folder: its best one; RUN@latest and RUN@STEP name others.",
+        show_default=False,
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mcpagent.cli.options import (
+    Checkpoint,
     ConfigOptions,
     Data,
     Json,
@@ -179,13 +180,7 @@ def view(
 
 
 def export(
-    checkpoint: Annotated[
-        Path,
-        typer.Argument(
-            help="A checkpoint folder, or a run folder: its best one; RUN@latest and RUN@STEP name others.",
-            show_default=False,
-        ),
-    ],
+    checkpoint: Checkpoint,
     out: Annotated[Path, typer.Option("--out", help="The new folder.", show_default=False)],
     merge: Annotated[
         bool, typer.Option("--merge", help="Add LoRA adapters to their base: a model that needs no PEFT.")
