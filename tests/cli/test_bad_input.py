@@ -14,7 +14,7 @@ from mcpagent.config.loader import dump_config
 from mcpagent.run.evaluate import evaluate_model
 from mcpagent.storage.run_folder import RunFolder
 from tests.evaluate.run_folder import write_run
-from tests.run.world import SHORT, config, dataset, samples
+from tests.run.world import SHORT, config, dataset, fresh_adapters, samples
 from tests.running import Answer, in_turn
 
 pytestmark = pytest.mark.system
@@ -78,17 +78,9 @@ def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def _other_adapters(base: Path, folder: Path) -> None:
     """Adapters of a model with other widths, which say that they are for this one."""
-    import torch
-
-    from mcpagent.models.adapters import LoraShape, attach_lora
-    from mcpagent.models.load import load_model, load_tokenizer, save_model
-
-    model = load_model(str(base), dtype=torch.float32, device=torch.device("cpu"))
-    shape = LoraShape(r=2, alpha=4, dropout=0.0, target_modules="all-linear")
-    save_model(attach_lora(model, shape, seed=0), load_tokenizer(str(base)), folder)
     from safetensors.torch import load_file, save_file
 
-    weights = folder / "adapter_model.safetensors"
+    weights = fresh_adapters(base, folder) / "adapter_model.safetensors"
     save_file({name: value.repeat(2, 2) for name, value in load_file(weights).items()}, weights)
 
 

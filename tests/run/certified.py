@@ -16,7 +16,7 @@ from mcpagent.run.train import train
 from mcpagent.storage.checkpoints import sha256_of
 from mcpagent.storage.datasets import read_tasks, write_jsonl
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
-from tests.run.world import dataset
+from tests.run.world import dataset, short_run
 from tests.run.world import samples as sample_tasks
 
 
@@ -27,20 +27,8 @@ def make_run(model: Path, folder: Path, *overrides: str, tasks: int = 3) -> Path
     dataset(data / "train.jsonl", chosen[:tasks])
     dataset(data / "validation.jsonl", chosen[:1])
     dataset(data / "heldout.jsonl", chosen[tasks:])
-    settings = [
-        f"model.name={model}",
-        f"data.train={data / 'train.jsonl'}",
-        "training.max_steps=2",
-        "training.batch_size=1",
-        "training.eval_every=0",
-        "training.eval_samples=1",
-        "rollout.group_size=2",
-        "rollout.max_new_tokens=6",
-        "optimization.learning_rate=0.05",
-        "reward.control=random",
-        *overrides,
-    ]
-    return train(load_train_config([], settings).config, run_dir=folder / "run").run_dir
+    settings = ("training.batch_size=1", "training.eval_samples=1", *overrides)
+    return train(short_run(model, data / "train.jsonl", *settings), run_dir=folder / "run").run_dir
 
 
 def make_certificate(run: Path, out: Path, *overrides: str, samples: int = 2, **options: Any) -> Certificate:
@@ -60,6 +48,13 @@ def reseal(folder: Path, change: Callable[[dict[str, Any]], None] = lambda _: No
 def edit_episodes(folder: Path, side: str, edit: Callable[[list[Trajectory]], list[Trajectory]]) -> None:
     stem = folder / "episodes" / side
     write_trajectories(stem, edit(list(read_trajectories(stem))))
+
+
+def terms_of(t: Trajectory, **values: float | None) -> Trajectory:
+    terms = tuple(
+        term.model_copy(update={"value": values.get(term.name, term.value)}) for term in t.reward_terms
+    )
+    return t.model_copy(update={"reward_terms": terms})
 
 
 def edit_tasks(folder: Path, split: str, edit: Callable[[list[Task]], list[Task]]) -> None:

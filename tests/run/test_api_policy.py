@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mcpagent.core.trajectory import StopReason
-from mcpagent.errors import UserError
 from mcpagent.run.evaluate import evaluate_model
 from mcpagent.run.rollout import rollout
 from mcpagent.storage.trajectories import read_trajectories
@@ -58,11 +57,3 @@ def test_an_evaluation_during_an_outage_scores_nothing_and_says_why(tmp_path: Pa
         evaluated = evaluate_model(chosen, model="openai:m", data=TRAIN)
     assert evaluated.result.unscored == 2
     assert "500" in (evaluated.failure or "")
-
-
-def test_without_a_key_openais_own_api_is_refused_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(UserError, match="OPENAI_API_KEY"):
-        rollout(config(), policy="openai:m", out=tmp_path / "x.jsonl", data=TRAIN)

@@ -32,6 +32,7 @@ from tests.run.certified import (
     make_certificate,
     make_run,
     reseal,
+    terms_of,
 )
 from tests.run.world import with_id
 
@@ -122,13 +123,6 @@ def episodes_of(other: Path, side: str, folder: Path) -> None:
     """Those of another certificate in the place of this one's."""
     played = list(read_trajectories(other / "episodes" / side))
     edit_episodes(folder, side, lambda _: with_seeds(folder, played))
-
-
-def terms_of(t: Trajectory, **values: float | None) -> Trajectory:
-    terms = tuple(
-        term.model_copy(update={"value": values.get(term.name, term.value)}) for term in t.reward_terms
-    )
-    return t.model_copy(update={"reward_terms": terms})
 
 
 # --- the split and the tasks -----------------------------------------------------------------------------

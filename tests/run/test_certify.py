@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mcpagent.cli.main import load_app
-from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.certificate import figures, open_evidence, read_certificate
 from mcpagent.evaluate.report.run_data import read_run
@@ -19,7 +19,8 @@ from mcpagent.evaluate.report.tables import certificate_table
 from mcpagent.run.certify_check import check
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.trajectories import read_trajectories
-from tests.run.certified import edit_json, make_certificate, make_run
+from tests.run.certified import edit_json, make_certificate, make_run, terms_of
+from tests.run.test_judge import judged
 from tests.run.world import dataset, with_id
 
 pytestmark = pytest.mark.system
@@ -92,19 +93,9 @@ def test_the_gain_is_the_mean_over_tasks_of_the_difference_of_means(
     # Successes of two attempts, before and after: 0 of 2 and 1 of 2; 1 and 2; 2 and 1.
     successes = {first: ((0, 0), (1, 0)), second: ((1, 0), (1, 1)), third: ((1, 1), (0, 1))}
 
-    def succeeding(side: int, name: str) -> list:  # type: ignore[type-arg]
+    def succeeding(side: int, name: str) -> list[Trajectory]:
         return [
-            t.model_copy(
-                update={
-                    "reward_terms": tuple(
-                        term.model_copy(update={"value": float(successes[t.task_id][side][t.attempt])})
-                        if term.name == "success"
-                        else term
-                        for term in t.reward_terms
-                    )
-                }
-            )
-            for t in opened.episodes[name]
+            terms_of(t, success=float(successes[t.task_id][side][t.attempt])) for t in opened.episodes[name]
         ]
 
     changed = {"baseline": succeeding(0, "baseline"), "trained": succeeding(1, "trained")}
@@ -140,11 +131,6 @@ def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds
     assert "made by mcpagent" in bad.stdout
 
 
-def judged_task(task: Task) -> Task:
-    spec = task.reward_spec.model_copy(update={"method": "rule+judge"})
-    return task.model_copy(update={"reward_spec": spec})
-
-
 def refused(*words: str) -> UserError:
     done = CliRunner().invoke(load_app("certify"), list(words))
     assert isinstance(done.exception, UserError), done.output
@@ -161,8 +147,8 @@ def test_what_cannot_be_certified_is_refused_with_what_to_do_and_nothing_is_left
     assert "neither a checkpoint" in refused(str(tmp_path / "data"), *to).message
     assert "needs the run's records" in refused(str(tiny_checkpoint), *to).message
     assert "not a folder on this machine" in refused(str(run), "--baseline", "embedded", *to).message
-    judged = [judged_task(task) for task in read_tasks(tmp_path / "data" / "heldout.jsonl")]
-    by_judge = dataset(tmp_path / "judged.jsonl", judged)
+    asking = [judged(task) for task in read_tasks(tmp_path / "data" / "heldout.jsonl")]
+    by_judge = dataset(tmp_path / "judged.jsonl", asking)
     assert "a model judges" in refused(str(run), "--data", str(by_judge), *to).message
     manifest = (run / "manifest.json").read_text()
     edit_json(run / "manifest.json", lambda document: document.update(catalog_hash="0" * 64))

@@ -38,7 +38,7 @@ from mcpagent.tools.setup import open_tools
 from mcpagent.train.actor import ActorRecords, ActorSettings, LocalActor
 from mcpagent.train.weight_sync import RolloutEngine
 from tests.env.world import make_task
-from tests.run.world import SHORT, TRAIN, config, dataset, samples, with_id
+from tests.run.world import SHORT, TRAIN, config, dataset, fresh_adapters, samples, with_id
 
 
 def evaluated(model: Path, *overrides: str, **options: object) -> EvalOutcome:
@@ -49,17 +49,7 @@ def evaluated(model: Path, *overrides: str, **options: object) -> EvalOutcome:
 
 @pytest.fixture(scope="module")
 def adapters(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fresh adapters in PEFT format: their product is zero, so the model behaves as its base."""
-    import torch
-
-    from mcpagent.models.adapters import LoraShape, attach_lora
-    from mcpagent.models.load import load_model, load_tokenizer, save_model
-
-    base = load_model(str(tiny_checkpoint), dtype=torch.float32, device=torch.device("cpu"))
-    shape = LoraShape(r=2, alpha=4, dropout=0.0, target_modules="all-linear")
-    folder = tmp_path_factory.mktemp("adapters") / "step-000001"
-    save_model(attach_lora(base, shape, seed=0), load_tokenizer(str(tiny_checkpoint)), folder)
-    return folder
+    return fresh_adapters(tiny_checkpoint, tmp_path_factory.mktemp("adapters") / "step-000001")
 
 
 def tokens(outcome: EvalOutcome) -> list[tuple[int, ...]]:
@@ -139,13 +129,6 @@ def test_an_evaluation_that_could_score_nothing_says_why(tiny_checkpoint: Path, 
     assert outcome.result.metrics["task_success"].value == 0.0
     assert outcome.result.metrics["task_success_scored"].value is None
     assert outcome.failure is not None and "set-up call fmp.fmp_get_quote failed" in outcome.failure
-
-
-@pytest.mark.parametrize("name", ["result", "result.jsonl"])
-def test_the_result_must_be_a_json_file(name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is not a \.json file"):
-        evaluated(tiny_checkpoint, out=tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
 
 
 def played(policy: str, tasks: list[Task], folder: Path) -> Path:

@@ -14,11 +14,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from mcpagent.config.environment import resource_path
-from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
 from mcpagent.run.export import export
 from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
+from tests.run.world import TRAIN, short_run
 
 pytestmark = pytest.mark.system
 
@@ -45,24 +45,12 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def lora_run(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
     """Two steps with an evaluation after the second."""
-    samples = resource_path("data/samples/train.jsonl")
-    overrides = [
-        f"model.name={tiny_checkpoint}",
-        f"data.train={samples}",
-        f"data.validation={samples}",
-        "data.max_tasks=2",
-        "training.max_steps=2",
-        "training.batch_size=2",
-        "training.eval_every=2",
-        "rollout.group_size=2",
-        "rollout.max_new_tokens=6",
+    settings = (
+        *(f"data.validation={TRAIN}", "data.max_tasks=2", "training.eval_every=2"),
         "optimization.learning_rate=0.1",
-        "reward.control=random",
-    ]
-    config = load_train_config([resource_path("configs/quickstart.yaml")], overrides).config
-    folder = tmp_path_factory.mktemp("lora") / "run"
-    train(config, run_dir=folder)
-    return folder
+    )
+    config = short_run(tiny_checkpoint, TRAIN, *settings, base=resource_path("configs/quickstart.yaml"))
+    return train(config, run_dir=tmp_path_factory.mktemp("lora") / "run").run_dir
 
 
 def load_plainly(folder: Path) -> dict[str, object]:

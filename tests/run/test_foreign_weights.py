@@ -16,14 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mcpagent.errors import UserError
-from mcpagent.models.adapters import LoraShape, attach_lora
-from mcpagent.models.load import load_model, load_tokenizer, save_model
+from mcpagent.models.load import load_model
 from mcpagent.run.evaluate import evaluate_model
 from mcpagent.run.export import export
 from mcpagent.run.rollout import rollout
 from mcpagent.run.train import plan_run, train
 from tests.run.test_sealed import configured
-from tests.run.world import TRAIN
+from tests.run.world import TRAIN, fresh_adapters
 from tests.running import in_turn
 
 CPU = torch.device("cpu")
@@ -95,14 +94,14 @@ def _layer_less(folder: Path) -> None:
 
 
 # What is done to a good model folder -> a part of what is said.
-FOREIGN: dict[str, tuple[Callable[[Path], None], str]] = {
+FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "pytorch_model.bin": (_pickle_alone, r"the weights are a pickle \(pytorch_model.bin\)"),
     "a .pt": (_bomb("model.pt"), r"the weights are a pickle \(model.pt\)"),
     "a .pkl": (_bomb("weights.PKL"), r"the weights are a pickle \(weights.PKL\)"),
     "an index of pickles": (_index_of_pickles, "it names the pickle shard.bin"),
     "config.json names a pickle": (_named_pickle, "it names the pickle adapter_model.bin"),
     "config.json names a file elsewhere": (_elsewhere, "not a safetensors file of this folder"),
-    "no weights": (lambda folder: void(without_weights(folder)), "model.safetensors is missing"),
+    "no weights": (without_weights, "model.safetensors is missing"),
     "cut short": (_truncated, "the weights cannot be read"),
     "one byte": (_head_only, "the weights cannot be read"),
     "wider": (
@@ -127,10 +126,6 @@ FOREIGN: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-def void(_: object) -> None:
-    return None
-
-
 @pytest.fixture
 def model(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     shutil.copytree(tiny_checkpoint, tmp_path / "model")
@@ -139,10 +134,7 @@ def model(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def adapter(model: Path, tmp_path: Path) -> Path:
-    base = load_model(str(model), dtype=torch.float32, device=CPU)
-    shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
-    save_model(attach_lora(base, shape, seed=0), load_tokenizer(str(model)), tmp_path / "adapter")
-    return tmp_path / "adapter"
+    return fresh_adapters(model, tmp_path / "adapter")
 
 
 READERS: dict[str, Callable[[Path, Path], object]] = {

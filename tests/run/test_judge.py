@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
@@ -26,10 +25,11 @@ from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from mcpagent.tools.io_thread import IOThread
+from tests.evaluate import records
 from tests.llm.judging import Asked, errs, judging, last_number_is_the_close
 from tests.llm.service import API_KEY, Answer, Received, Script, Service, error, says, service
 from tests.reward.records import CLOSE, QUOTE, episode, made, make_task, turn
-from tests.run.world import config, dataset, samples
+from tests.run.world import config, dataset, samples, short_run
 
 pytestmark = pytest.mark.system
 
@@ -246,52 +246,37 @@ def test_regrading_goes_by_the_stored_verdicts_and_asks_nothing(tmp_path: Path) 
 
 def stock_tasks(count: int) -> list[Task]:
     """Each asks for another price, which its only call says."""
-    return [
-        Task.model_validate(
-            {
-                "prompt": [{"role": "user", "content": f"What did S{number} close at?"}],
-                "reward_spec": {
-                    "ground_truth": {
-                        "task_id": f"t{number:04}",
-                        "tool_sequence": [
-                            {"step": 1, "server": "s", "tool": "quote", "params": {"ticker": f"S{number}"}}
-                        ],
-                        "final_answer": {"type": "number", "value": 100.25 + number},
-                    }
-                },
-            }
-        )
-        for number in range(count)
-    ]
+    tasks: list[Task] = []
+    for number in range(count):
+        step = {**QUOTE, "server": "polygon", "tool": "get_aggs", "params": {"ticker": f"S{number}"}}
+        close = {"type": "number", "value": 100.25 + number}
+        task = make_task(task_id=f"t{number:04}", tool_sequence=[step], final_answer=close)
+        question = task.prompt[0].model_copy(update={"content": f"What did S{number} close at?"})
+        tasks.append(task.model_copy(update={"prompt": (question,)}))
+    return tasks
+
+
+def answers(task: Task) -> tuple[str, str]:
+    """A right answer and a wrong one."""
+    assert task.truth.final_answer is not None
+    close = task.truth.final_answer.value
+    return f"It closed at {close}.", f"It closed at {close + 3}."
 
 
 def stored(tasks: list[Task], path: Path) -> Path:
     """For each task an episode that is right and one that is wrong."""
     episodes: list[Trajectory] = []
     for task in tasks:
-        step = task.truth.tool_sequence[0]
         assert task.truth.final_answer is not None
-        close = task.truth.final_answer.value
-        call = {"id": "c", "server": "s", "tool": "quote", "arguments": step.params}
-        result = {"call_id": "c", "server": "s", "tool": "quote", "content": f'{{"close": {close}}}'}
-        for attempt, answer in enumerate((f"It closed at {close}.", f"It closed at {close + 3}.")):
-            turns: list[dict[str, Any]] = [
-                {"index": 0, "completion": {"text": ""}, "tool_calls": [call], "tool_results": [result]},
-                {"index": 1, "completion": {"text": answer}},
-            ]
-            episodes.append(
-                Trajectory.model_validate(
-                    {
-                        "id": f"{task.id}#{attempt}",
-                        "task_id": task.id,
-                        "group_id": task.id,
-                        "attempt": attempt,
-                        "turns": turns,
-                        "final_answer": answer,
-                        "stop_reason": "answered",
-                    }
-                )
-            )
+        called = records.turn(
+            0,
+            "",
+            calls=[records.call(0, **task.truth.tool_sequence[0].params)],
+            results=[records.result(0, f'{{"close": {task.truth.final_answer.value}}}')],
+        )
+        for attempt, answer in enumerate(answers(task)):
+            turns = [called, records.turn(1, answer)]
+            episodes.append(records.trajectory(task.id, attempt=attempt, turns=turns, final_answer=answer))
     return write_trajectories(path, episodes)
 
 
@@ -307,13 +292,11 @@ def check_of(folder: Path, running: Service, *overrides: str, count: int) -> Jud
 
 def wrong_of(tasks: list[Task], rate: float) -> int:
     """How many of the episodes in `stored` such a judge is wrong about."""
-    wrong = 0
-    for task in tasks:
-        assert task.truth.final_answer is not None
-        close = task.truth.final_answer.value
-        for answer in (f"It closed at {close}.", f"It closed at {close + 3}."):
-            wrong += errs({"request": [task.prompt[-1].content], "final_answer": answer}, rate)
-    return wrong
+    return sum(
+        errs({"request": [task.prompt[-1].content], "final_answer": answer}, rate)
+        for task in tasks
+        for answer in answers(task)
+    )
 
 
 def test_a_judge_is_measured_by_what_it_gets_wrong(tmp_path: Path) -> None:
@@ -418,15 +401,11 @@ def judge_of_ada() -> Iterator[Service]:
 
 
 def run_settings(model: Path, data: Path, running: Service, *overrides: str) -> TrainConfig:
-    settings = [
-        f"model.name={model}",
-        f"data.train={data}",
-        *("training.max_steps=1", "training.batch_size=2", "training.eval_every=0"),
-        *("training.eval_samples=0", "rollout.group_size=2", "rollout.max_new_tokens=6"),
-        *("judge.model=scripted", f"judge.base_url={running.url}", "health.enabled=false"),
-        *overrides,
-    ]
-    return load_train_config([], settings).config
+    settings = (
+        *("training.max_steps=1", "reward.control=none", "health.enabled=false"),
+        *("judge.model=scripted", f"judge.base_url={running.url}"),
+    )
+    return short_run(model, data, *settings, *overrides)
 
 
 def test_training_asks_for_a_check_of_this_judge_on_these_tasks(

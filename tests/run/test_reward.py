@@ -16,7 +16,7 @@ from mcpagent.run.lifecycle import TrainOutcome, Watch
 from mcpagent.run.train import plan_run, train
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
-from tests.run.world import dataset, samples
+from tests.run.world import dataset, samples, short_run
 
 TERMS = '''
 from mcpagent.core.tasks import Task
@@ -47,18 +47,8 @@ def terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def run(model: Path, folder: Path, *overrides: str, **options: Any) -> TrainOutcome:
     data = dataset(folder / "data" / "train.jsonl", samples(count=2))
-    settings = [
-        f"model.name={model}",
-        f"data.train={data}",
-        "training.max_steps=2",
-        "training.batch_size=2",
-        "training.eval_every=0",
-        "training.eval_samples=0",
-        "rollout.group_size=4",
-        "rollout.max_new_tokens=6",
-        *overrides,
-    ]
-    return train(load_train_config([], settings).config, run_dir=folder / "run", **options)
+    settings = ("rollout.group_size=4", "reward.control=none", *overrides)
+    return train(short_run(model, data, *settings), run_dir=folder / "run", **options)
 
 
 def test_a_run_trains_on_a_term_of_ones_own_and_its_records_name_it(

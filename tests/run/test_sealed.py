@@ -13,6 +13,7 @@ from mcpagent.checks.smoke import smoke
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
+from mcpagent.console import Console
 from mcpagent.core.records import CheckStatus
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_config, load_tokenizer
@@ -21,25 +22,13 @@ from mcpagent.run.export import export
 from mcpagent.run.rollout import rollout
 from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
-from tests.run.world import SHORT, TRAIN
+from tests.run.world import SHORT, TRAIN, short_run
 from tests.storage.test_checkpoints import DAMAGES, flipped
 
 
 def configured(model: Path | str, *overrides: str) -> TrainConfig:
-    settings = [
-        f"model.name={model}",
-        f"data.train={TRAIN}",
-        f"data.validation={TRAIN}",
-        "data.max_tasks=2",
-        "training.max_steps=1",
-        "training.batch_size=1",
-        "training.eval_every=0",
-        "rollout.group_size=2",
-        SHORT,
-        "reward.control=random",
-        *overrides,
-    ]
-    return load_train_config([resource_path("configs/quickstart.yaml")], settings).config
+    settings = ("data.max_tasks=2", "training.max_steps=1", "training.batch_size=1", SHORT, *overrides)
+    return short_run(model, TRAIN, *settings, base=resource_path("configs/quickstart.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +52,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "rollout": lambda run, out: rollout(configured("x"), policy=f"{run}@latest", out=out / "r.jsonl"),
     "export": lambda run, out: export(run, out / "exported"),
     "export --merge": lambda run, out: export(run, out / "exported", merge=True),
-    "smoke": lambda run, _: smoke(backend="hf", model=str(run)),
+    "smoke": lambda run, _: smoke(backend="hf", model=str(run), console=Console()),
     "warm start": lambda run, out: train(configured(run), run_dir=out / "new"),
     "tokenizer": lambda run, _: load_tokenizer(str(run)),
     "configuration": lambda run, _: load_config(str(run)),

@@ -22,34 +22,19 @@ from mcpagent.run.self_evaluation import open_measured
 from mcpagent.run.train import train
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
-from tests.run.world import dataset, samples, with_id
+from tests.run.world import dataset, samples, short_run, three_splits, with_id
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Three splits of two tasks each."""
-    tasks = samples(count=6)
-    for i, split in enumerate(("train", "validation", "heldout")):
-        dataset(tmp_path / "data" / f"{split}.jsonl", tasks[2 * i : 2 * i + 2])
-    return tmp_path / "data"
+    return three_splits(tmp_path / "data")
 
 
 def trained(model: Path | str, data: Path, folder: Path, *overrides: str, **options: Any) -> TrainOutcome:
-    settings = [
-        f"model.name={model}",
-        f"data.train={data / 'train.jsonl'}",
-        "training.max_steps=2",
-        "training.batch_size=1",
-        "training.eval_every=1",
-        "rollout.group_size=2",
-        "rollout.max_new_tokens=6",
-        "optimization.learning_rate=0.05",
-        "reward.control=random",
-        *overrides,
-    ]
-    return train(load_train_config([], settings).config, run_dir=folder, **options)
+    settings = ("training.batch_size=1", "training.eval_every=1", "training.eval_samples=1", *overrides)
+    return train(short_run(model, data / "train.jsonl", *settings), run_dir=folder, **options)
 
 
 def stored(run: Path, name: str) -> JsonObject:

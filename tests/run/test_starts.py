@@ -22,7 +22,7 @@ from mcpagent.train.batch.samples import sample_from_trajectory
 from mcpagent.train.learner.build import build_learner
 from mcpagent.train.load import load
 from mcpagent.train.start import settle_start
-from tests.run.world import three_splits
+from tests.run.world import short_run, three_splits
 
 pytestmark = pytest.mark.system
 
@@ -41,21 +41,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def configured(model: Path | str, data: Path, *overrides: str) -> TrainConfig:
-    settings = [
-        f"model.name={model}",
-        f"data.train={data / 'train.jsonl'}",
-        "training.max_steps=1",
-        "training.batch_size=2",
-        "training.eval_every=0",
-        "training.eval_samples=2",
-        "rollout.group_size=2",
-        "rollout.max_new_tokens=6",
-        "rollout.max_steps_per_episode=2",
-        "optimization.learning_rate=0.05",
-        "reward.control=random",
-        *overrides,
-    ]
-    return load_train_config([], settings).config
+    settings = ("training.max_steps=1", "training.eval_samples=2", "rollout.max_steps_per_episode=2")
+    return short_run(model, data / "train.jsonl", *settings, *overrides)
 
 
 @pytest.fixture(scope="module")

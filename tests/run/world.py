@@ -26,6 +26,19 @@ def config(*overrides: str) -> TrainConfig:
     return load_train_config([], overrides, for_training=False).config
 
 
+def short_run(model: Path | str, train: Path, *overrides: str, base: Path | None = None) -> TrainConfig:
+    """Two short steps that move the weights of `model` by chance, and nothing else, over the file `base`."""
+    settings = [
+        f"model.name={model}",
+        f"data.train={train}",
+        *("training.max_steps=2", "training.batch_size=2", "training.eval_every=0"),
+        *("training.eval_samples=0", "rollout.group_size=2", "rollout.max_new_tokens=6"),
+        *("optimization.learning_rate=0.05", "reward.control=random"),
+        *overrides,
+    ]
+    return load_train_config([] if base is None else [base], settings).config
+
+
 def with_id(task: Task, name: str) -> Task:
     spec = task.reward_spec
     truth = spec.ground_truth.model_copy(update={"task_id": name})
@@ -48,10 +61,10 @@ def samples(*, count: int) -> list[Task]:
 
 
 def three_splits(folder: Path) -> Path:
-    """Two tasks to train on, one to validate with, two held out."""
-    tasks = samples(count=5)
-    for split, part in (("train", tasks[:2]), ("validation", tasks[2:3]), ("heldout", tasks[3:])):
-        dataset(folder / f"{split}.jsonl", part)
+    """Two tasks each to train on, to validate with and held out."""
+    tasks = samples(count=6)
+    for i, split in enumerate(("train", "validation", "heldout")):
+        dataset(folder / f"{split}.jsonl", tasks[2 * i : 2 * i + 2])
     return folder
 
 
@@ -72,6 +85,19 @@ def as_processes(path: Path, environment: Mapping[str, str], *options: str) -> P
         }
     path.write_text(json.dumps({"mcpServers": served}))
     return path
+
+
+def fresh_adapters(base: Path, folder: Path) -> Path:
+    """New adapters on `base` in PEFT format: their product is zero, so the model behaves as its base."""
+    import torch
+
+    from mcpagent.models.adapters import LoraShape, attach_lora
+    from mcpagent.models.load import load_model, load_tokenizer, save_model
+
+    model = load_model(str(base), dtype=torch.float32, device=torch.device("cpu"))
+    shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
+    save_model(attach_lora(model, shape, seed=0), load_tokenizer(str(base)), folder)
+    return folder
 
 
 def nonces(results: Iterable[ToolResult]) -> list[str]:
