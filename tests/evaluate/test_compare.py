@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -14,9 +15,13 @@ from tests.evaluate.records import trajectory
 from tests.run.world import with_id
 
 
+def evaluated(outcomes: Iterable[float | None]) -> EvalSummary:
+    """One attempt at each task, with these successes."""
+    return summarise([trajectory(f"t{i}", success=outcome) for i, outcome in enumerate(outcomes)])
+
+
 def test_a_checkpoint_that_solves_more_of_the_same_tasks_is_better() -> None:
-    before = summarise([trajectory(f"t{i}", success=float(i < 10)) for i in range(40)])
-    after = summarise([trajectory(f"t{i}", success=float(i < 30)) for i in range(40)])
+    before, after = evaluated([1.0] * 10 + [0.0] * 30), evaluated([1.0] * 30 + [0.0] * 10)
     found = compare(before, after)
     assert (found.a.value, found.b.value, found.difference.value) == (0.25, 0.75, 0.5)
     assert (found.wins, found.losses, found.ties) == (20, 0, 20)
@@ -25,9 +30,7 @@ def test_a_checkpoint_that_solves_more_of_the_same_tasks_is_better() -> None:
 
 
 def test_two_wins_and_one_loss_show_no_difference() -> None:
-    before = summarise([trajectory(f"t{i}", success=float(i == 0)) for i in range(20)])
-    after = summarise([trajectory(f"t{i}", success=float(i in (1, 2))) for i in range(20)])
-    found = compare(before, after)
+    found = compare(evaluated([1.0, 0.0, 0.0] + [0.0] * 17), evaluated([0.0, 1.0, 1.0] + [0.0] * 17))
     assert found.exact_p == 1.0  # of 8 sign patterns of three moves every one sums to at least 1
     assert found.p_value == (2 + 6 / 2) / 8  # two of them to 3; of those that sum to 1, the half
     assert found.verdict == "no difference shown"
@@ -55,8 +58,7 @@ def test_evaluations_without_a_shared_task_are_refused_with_the_remedy() -> None
 
 def scored(successes: int, failures: int, *, lost: int = 0) -> EvalSummary:
     """One attempt at each of so many tasks; the lost ones come last."""
-    outcomes = [1.0] * successes + [0.0] * failures + [None] * lost
-    return summarise([trajectory(f"t{i}", success=outcome) for i, outcome in enumerate(outcomes)])
+    return evaluated([1.0] * successes + [0.0] * failures + [None] * lost)
 
 
 def test_of_two_equal_policies_the_one_whose_failures_dropped_out_is_not_called_better() -> None:
@@ -139,11 +141,7 @@ def test_as_many_tasks_as_are_said_to_be_needed_find_the_difference_in_4_of_5_co
 
     def sides(n: int) -> tuple[EvalSummary, EvalSummary]:
         kinds = rng.choice(4, size=n, p=[0.12, 0.04, 0.5, 0.34])
-        a, b = (
-            summarise([trajectory(f"t{i}", success=float(k in right)) for i, k in enumerate(kinds)])
-            for right in ((1, 2), (0, 2))
-        )
-        return a, b
+        return evaluated(float(k in (1, 2)) for k in kinds), evaluated(float(k in (0, 2)) for k in kinds)
 
     a, b = _fixed(60, 20, 250, 170)
     comparison = compare(a, b, points=0.04)
@@ -159,10 +157,7 @@ def test_as_many_tasks_as_are_said_to_be_needed_find_the_difference_in_4_of_5_co
 def _fixed(wins: int, losses: int, both: int, neither: int) -> tuple[EvalSummary, EvalSummary]:
     a = [0.0] * wins + [1.0] * losses + [1.0] * both + [0.0] * neither
     b = [1.0] * wins + [0.0] * losses + [1.0] * both + [0.0] * neither
-    left, right = (
-        summarise([trajectory(f"t{i}", success=value) for i, value in enumerate(side)]) for side in (a, b)
-    )
-    return left, right
+    return evaluated(a), evaluated(b)
 
 
 def test_equal_results_need_no_number_of_tasks_and_one_task_tells_of_none() -> None:

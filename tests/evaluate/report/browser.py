@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -58,12 +57,6 @@ class Browser:
     def theme(self, name: str) -> None:
         """`light` or `dark`, as the system's setting."""
         self._send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
-
-    def screenshot(self, path: Path, *, height: int = 1600) -> None:
-        """The upper part of the page, to look at."""
-        clip = {"x": 0, "y": 0, "width": 1400, "height": height, "scale": 1}
-        shot = self._send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
         """End the browser."""
