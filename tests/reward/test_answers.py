@@ -64,6 +64,7 @@ tests of the last ones say how much is left:
     fiftyeighth        0.4   0     7      0.8  the same; conversions of pairs, numbers of other fields
     fiftyninth         3     0    20      0.4  after the fiftyeighth; colleagues, in other words than shown
     sixtieth           0     0.4   5      1    the same; signs, other days, what takes a value back
+    sixtyfirst         2     0    10      2    after these two; letters behind a word, numbers of rooms
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -176,7 +177,7 @@ KNOWN = {
     "fortyeighth": ((4, 0), (13, 5)),
     "fortyninth": ((5, 1), (25, 11)),
     "fiftieth": ((1, 0), (4, 0)),
-    "fiftyfirst": ((4, 1), (12, 0)),
+    "fiftyfirst": ((4, 1), (13, 0)),
     "fiftysecond": ((1, 0), (11, 0)),
     "fiftythird": ((4, 0), (9, 1)),
     "fiftyfourth": ((3, 0), (10, 2)),
@@ -186,6 +187,7 @@ KNOWN = {
     "fiftyeighth": ((1, 0), (12, 1)),
     "fiftyninth": ((5, 0), (39, 0)),
     "sixtieth": ((0, 0), (6, 0)),
+    "sixtyfirst": ((2, 0), (23, 1)),
 }
 
 

@@ -19,6 +19,12 @@ FORMS = [
     *("{v}. That should read {o}.", "Not {o} but {v}? {o}!", "{v} (I mean {o})", "{v}, I mean {o}"),
     *("It is {v}. Scratch that: {o}.", "{v}. Oops, {o}.", "{v}. The answer is {o}.", "{v}. No, {o}."),
 ]
+OFFERS = [
+    *("{v} or {o}", "either {v} or {o}", "{v}/{o}", "{v}, {o}", "{v} and {o}", "{o}, {v}", "{o} and {v}"),
+    *("between {v} and {o}", "possibly {v}, possibly {o}", "{v} | {o}", "{v} {o}", "{o} {v}"),
+    *("It is {v} or {o}, one of them.", "The values are {v} and {o}.", "| {v} | {o} |", "{v} → {o}"),
+    *("{v} as well as {o}", "{v}, but also {o}", "{v} to {o}", "{v}, alternatively {o}", "{v} vs {o}"),
+]
 Case = tuple[dict[str, Any], str, str, str, str, str]
 CASES: list[Case] = [  # a check, the question, its value, another one, what is shown in prose and in records
     (
@@ -71,6 +77,7 @@ def test_a_value_that_is_taken_back_is_no_answer(
     case: Case,
 ) -> None:
     assert passing(case, FORMS) == []
+    assert passing(case, OFFERS) == []
     assert len(passing(case, ["{v}", "It is {v}."])) == 8, "the value alone is one"
 
 
@@ -147,3 +154,11 @@ def test_several_values_that_are_taken_back_or_have_another_among_them_are_no_an
         assert not {*held} & {*wrong}
         assert on_line or held == right
         assert right[0] in held
+
+
+def test_a_name_that_another_one_is_followed_by_or_replaced_by_is_no_answer() -> None:
+    check = {"type": "name", "value": "Sara Lytken"}
+    shown = ["1. Sara Lytken\n2. Jens Holm", '[{"place": 1, "who": "%v"}, {"place": 2, "who": "%o"}]']
+    case: Case = (check, "Who is first in the queue?", "Sara Lytken", "Jens Holm", *shown)
+    held = passing(case, ["{v}, followed by {o}.", "{o}, followed by {v}.", "{v} was, but it is {o} now."])
+    assert {text.partition(": ")[2] for text in held} == {"Sara Lytken, followed by Jens Holm."}

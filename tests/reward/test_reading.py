@@ -1641,6 +1641,20 @@ def test_what_offers_two_answers_in_two_sentences_gives_none(
             "Afraid not, 50 lux at most.",
             "Yes, 50 lux at most.",
         ),
+        (
+            {"type": "set", "value": ["Room 2", "Room 4", "Room 6"]},
+            "Which rooms are closed?",
+            "Room 2: closed\nRoom 4: closed\nRoom 5: open\nRoom 6: closed",
+            "Rooms 2, 4 and 6.",
+            "Rooms 2, 4, 5 and 6.",
+        ),
+        (
+            {"type": "list", "value": ["Field C", "Field A", "Field B"]},
+            "In what order are they switched off?",
+            '{"sequence": ["Field C", "Field A", "Field B"]}',
+            "Field C, Field A, Field B",
+            "Field A, Field C, Field B",
+        ),
     ],
 )
 def test_other_lines_offsets_and_everyday_words_are_read_in_a_free_text(

@@ -42,6 +42,13 @@ _PART = re.compile(r"\s-\s|[()]")
 _PLAIN = {word for word, letter in FUNCTION_WORDS.items() if letter in "ca,"} | {
     *("it", "that", "this", "so", "also", "final", "finally", "answer", "result", "value"),
 }
+_JOINING = frozenset(
+    ("or", "either", "between", "possibly", "maybe", "alternatively", "as", "well", "to", "vs", "versus")
+)
+# "... but she has left; it is Jens Holm now."
+_IT_IS = re.compile(r"[,;.]\s+(?:but )?(?:it|that)(?:'s| is| was)(?: now)? ([A-Z][\w'-]+(?: [A-Z][\w'-]+)*)")
+_WORKED_OUT = re.compile(r"[=±]|\([^()]* vs\b")
+_PERSON = re.compile(r"[A-Z]\w+ [A-Z][\w'-]+")
 _WORD = re.compile(r"[^\W_][\w'-]*")
 
 
@@ -58,6 +65,15 @@ def is_taken_back(check: AnswerCheck, value: Any, text: str, context: AnswerCont
     of_value = [n for n, spans in enumerate(spans_of_sentences) if spans]
     if not of_value:
         return False
+    if any(_offers_both(check, value, sentences[n], text, context) for n in of_value):
+        return True
+    befores = [sentences[n][:start] for n in of_value for start, _ in spans_of_sentences[n]]
+    is_name = check.type == "name"
+    if is_name and (
+        all(before.endswith("followed by ") for before in befores)
+        or any(_is_shown_name(name, value, context) for name in _IT_IS.findall(text))
+    ):
+        return True
     last = of_value[-1]
     tail = sentences[last][max(end for _, end in spans_of_sentences[last]) :]
     parts = [tail, *_PART.split(tail), *sentences[last + 1 :]]
@@ -66,6 +82,32 @@ def is_taken_back(check: AnswerCheck, value: Any, text: str, context: AnswerCont
         _is_another(check, value, CORRECTION.sub(" ", part), text, context, corrects=part in corrected)
         for part in (*corrected, *sentences[last + 1 :])
     )
+
+
+def _is_shown_name(name: str, value: Any, context: AnswerContext) -> bool:
+    """Whether a result has a name, which is not the value."""
+    named = {*words(name.removesuffix("'s"))}
+    shown = {word for result in context.results for word in words(result.content)}
+    return named <= shown and named.isdisjoint(words(format_value(value)))
+
+
+def _offers_both(check: AnswerCheck, value: Any, sentence: str, text: str, context: AnswerContext) -> bool:
+    """Whether a sentence has nothing but the value, another one of its kind and words that join them."""
+    spans = _spans(check, value, sentence, context)
+    others = [
+        span
+        for span in _others(check, value, sentence, text, canonical(context.said), context)
+        if not any(start < span[1] and span[0] < end for start, end in spans)
+    ]
+    rest = _WORD.findall(blanked(sentence, [*spans, *others], " "))
+    told = [word for word in rest if word.casefold() not in _PLAIN | _JOINING]
+    if check.type != "name":
+        return bool(others) and not (told or _WORKED_OUT.search(sentence))
+    if not _PERSON.fullmatch(format_value(value)) or "(" in sentence:
+        return False
+    shown = {word for result in context.results for word in words(result.content)}
+    names = {*words(" ".join(told))}
+    return len(told) == 2 and all(map(str.istitle, told)) and names <= shown - {*words(format_value(value))}
 
 
 def _is_another(

@@ -304,7 +304,7 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
             others = blanked(text, spans)
             is_days = all(map(is_weekday, map(format_value, items)))
             if (
-                _siblings(others, items)
+                _siblings(others, items, context)
                 or _shown_beside(others, items, context)
                 or _shown_among(others, items, context)
                 or (is_days and any(map(is_weekday, words(others))))
@@ -445,9 +445,9 @@ def _shown_among(rest: str, items: Sequence[Any], context: AnswerContext) -> boo
     return False
 
 
-def _siblings(rest: str, items: Sequence[Any]) -> list[str]:
+def _siblings(rest: str, items: Sequence[Any], context: AnswerContext) -> list[str]:
     """The parts of an enumeration that end in what all its items begin with and another ending: "HR 7 A"
-    next to "HR 7 B" and "HR 7 C", 2.9 next to 2.7 and 2.8."""
+    next to "HR 7 B" and "HR 7 C", 2.9 next to 2.7 and 2.8, or that are such an ending of what was shown."""
     shared = commonprefix([format_value(item) for item in items])  # noqa: RUF071 - letter by letter
     begin = re.sub(r"[^\W\d_]+$", "", shared)
     sibling = re.compile(rf"(?:^|\s){re.escape(begin)}[\w.-]+\W*$", re.IGNORECASE)
@@ -455,4 +455,18 @@ def _siblings(rest: str, items: Sequence[Any]) -> list[str]:
     last = rest.rfind(BLANK) + 1
     parts = _SEPARATOR.split(rest[:last]) if begin else []
     parts += [part for part in _SEPARATOR.split(rest[last:]) if begin and len(part.split()) == 1]
-    return [part for part in parts if BLANK not in part and sibling.search(part) and not HEDGE.search(part)]
+    shown = "\n".join(result.content for result in context.results).casefold()
+    return [
+        part
+        for part in parts
+        if BLANK not in part
+        and not HEDGE.search(part)
+        and (sibling.search(part) or (begin[-1:] == " " and _is_ending(part, begin, shown)))
+    ]
+
+
+def _is_ending(part: str, begin: str, shown: str) -> bool:
+    """Whether one word of a text goes with the words that items begin with: the 5 of Room 5."""
+    ending = part.strip(" .*`").casefold()
+    written = rf"\b{re.escape(begin.casefold())}{re.escape(ending)}(?!\w)"
+    return ending.isalnum() and re.search(written, shown) is not None

@@ -108,6 +108,7 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
         yield _put_together(word for word in some if word not in _BETWEEN_WORDS) or _put_together(some)
     if (
         len(tokens) > 1
+        and len(tokens[-1]) > 1  # not Field A
         and re.fullmatch(r"(?:[A-Z][^\W\d_]*\.?[ -]?)+", value)
         and not re.match("[A-Z]{2}", value)
     ):
