@@ -41,7 +41,13 @@ class Meter:
     """Adds up what a run spends from now on to what it `spent` before."""
 
     def __init__(self, budget: BudgetConfig, spent: Spent) -> None:
-        self._budget, self.spent = budget, spent
+        self.spent, self._prices = spent, budget.usd_per_call
+        self._caps = {
+            "wall_s": budget.wall_s,
+            "cpu_s": budget.cpu_s,
+            "tool_calls": budget.tool_calls,
+            "cost_usd": budget.cost_usd,
+        }
         self._wall, self._cpu = time.monotonic(), time.process_time()
 
     def read(self) -> None:
@@ -55,9 +61,8 @@ class Meter:
         """Count an episode that has just ended. Raises BudgetReached if a cap is exceeded: what the step
         would still cost is saved, what it did cost remains counted."""
         self.spent.tool_calls += len(trajectory.tool_results)
-        prices = self._budget.usd_per_call
         self.spent.cost_usd += sum(
-            prices.get(f"{result.server}.{result.tool}", prices.get(result.server, 0.0))
+            self._prices.get(f"{result.server}.{result.tool}", self._prices.get(result.server, 0.0))
             for result in trajectory.tool_results
         )
         if (reason := self._first(operator.gt)) is not None:
@@ -69,8 +74,7 @@ class Meter:
 
     def _first(self, is_past: Callable[[float, float], bool]) -> str | None:
         self.read()
-        for name in vars(self.spent):
-            cap = getattr(self._budget, name)
+        for name, cap in self._caps.items():
             if cap is not None and is_past(getattr(self.spent, name), cap):
                 return f"budget.{name} {cap:g} is spent"
         return None

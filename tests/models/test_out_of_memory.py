@@ -50,7 +50,7 @@ def test_a_full_gpu_under_the_episodes_is_one_error_that_names_their_settings() 
         async with ToolPool(builtin_servers(["fmp", "slack", "polygon", "tavily"])) as pool:
             await collect(
                 list(attempts(list(read_tasks(Path("data/samples/train.jsonl")))[:3], per_task=2, seed=0)),
-                policy=EnginePolicy(FullEngine, decode=lambda _: ""),
+                policy=EnginePolicy(FullEngine, decode=lambda _: "", max_context=4096),
                 tools=pool,
                 settings=AgentSettings(sampling=Sampling(max_new_tokens=4)),
             )
