@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from mcpagent.core.placeholders import format_value
@@ -53,13 +54,17 @@ _WORD = re.compile(r"[^\W_][\w'-]*")
 
 
 def is_taken_back(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
-    """Return whether what follows a value in a text says nothing but another one of its kind, or takes back
-    several."""
-    if check.type in ("set", "list", "pairs", "yes_no"):
-        is_list = check.type in ("set", "list") and is_json_array(value)
-        return _are_taken_back(check, value, text) or (is_list and _names_another_item(value, text, context))
-    if check.type not in ("number", "date", "name", "choice"):
+    """Return whether a text takes back the value that it says, or offers another one with it."""
+    if check.type in ("number", "date", "name", "choice"):
+        return _is_replaced(check, value, text, context)
+    if check.type not in ("set", "list", "pairs", "yes_no"):
         return False
+    is_list = check.type in ("set", "list") and is_json_array(value)
+    return _are_taken_back(check, value, text) or (is_list and _names_another_item(value, text, context))
+
+
+def _is_replaced(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> bool:
+    """Whether a text offers two values as one, or says nothing but another one behind the value."""
     sentences = [sentence for sentence in _SENTENCE.split(text) if sentence.strip()]
     spans_of_sentences = [_spans(check, value, sentence, context) for sentence in sentences]
     of_value = [n for n, spans in enumerate(spans_of_sentences) if spans]
@@ -67,28 +72,26 @@ def is_taken_back(check: AnswerCheck, value: Any, text: str, context: AnswerCont
         return False
     if any(_offers_both(check, value, sentences[n], text, context) for n in of_value):
         return True
-    befores = [sentences[n][:start] for n in of_value for start, _ in spans_of_sentences[n]]
-    is_name = check.type == "name"
-    if is_name and (
-        all(before.endswith("followed by ") for before in befores)
-        or any(_is_shown_name(name, value, context) for name in _IT_IS.findall(text))
-    ):
-        return True
+    if check.type == "name":
+        befores = [sentences[n][:start] for n in of_value for start, _ in spans_of_sentences[n]]
+        if all(before.endswith("followed by ") for before in befores):
+            return True
+        if any(_is_shown_name(name, value, context) for name in _IT_IS.findall(text)):
+            return True
     last = of_value[-1]
     tail = sentences[last][max(end for _, end in spans_of_sentences[last]) :]
-    parts = [tail, *_PART.split(tail), *sentences[last + 1 :]]
-    corrected = [part for part in parts if CORRECTION.search(part)]
+    behind = sentences[last + 1 :]
+    corrected = [part for part in (tail, *_PART.split(tail), *behind) if CORRECTION.search(part)]
     return any(
         _is_another(check, value, CORRECTION.sub(" ", part), text, context, corrects=part in corrected)
-        for part in (*corrected, *sentences[last + 1 :])
+        for part in (*corrected, *behind)
     )
 
 
 def _is_shown_name(name: str, value: Any, context: AnswerContext) -> bool:
     """Whether a result has a name, which is not the value."""
     named = {*words(name.removesuffix("'s"))}
-    shown = {word for result in context.results for word in words(result.content)}
-    return named <= shown and named.isdisjoint(words(format_value(value)))
+    return named <= _shown_words(context) and named.isdisjoint(words(format_value(value)))
 
 
 def _offers_both(check: AnswerCheck, value: Any, sentence: str, text: str, context: AnswerContext) -> bool:
@@ -105,9 +108,8 @@ def _offers_both(check: AnswerCheck, value: Any, sentence: str, text: str, conte
         return bool(others) and not (told or _WORKED_OUT.search(sentence))
     if not _PERSON.fullmatch(format_value(value)) or "(" in sentence:
         return False
-    shown = {word for result in context.results for word in words(result.content)}
-    names = {*words(" ".join(told))}
-    return len(told) == 2 and all(map(str.istitle, told)) and names <= shown - {*words(format_value(value))}
+    names = {*words(" ".join(told))} - {*words(format_value(value))}
+    return len(told) == len(names) == 2 and all(map(str.istitle, told)) and names <= _shown_words(context)
 
 
 def _is_another(
@@ -126,11 +128,14 @@ def _is_another(
         return bool(others) and not rest
     if not corrects and is_about_another(part, [format_value(value)], context):
         return False
-    shown = {word for result in context.results for word in words(result.content)}
     labels = {word for result in context.results for word in field_labels(result.content)}
     named = {word for word in words(" ".join(rest)) if len(word) > 1}
     named -= labels | {*words(format_value(value))}
-    return bool(named) and named <= shown and (corrects or all(word[0].isupper() for word in rest))
+    return (
+        bool(named)
+        and named <= _shown_words(context)
+        and (corrects or all(word[0].isupper() for word in rest))
+    )
 
 
 def _are_taken_back(check: AnswerCheck, value: Any, text: str) -> bool:
@@ -164,12 +169,26 @@ def _names_another_item(items: Any, text: str, context: AnswerContext) -> bool:
 
 def _is_shown_alone(part: str, items: Any, context: AnswerContext) -> bool:
     """Whether a part has nothing but words of the results, none of which the question or an item has."""
-    shown = {word for result in context.results for word in words(result.content)}
     labels = {word for result in context.results for word in field_labels(result.content)}
     told = {word for word in words(part) if word not in _BESIDE_ITEMS}
     ignored = labels | {*FUNCTION_WORDS} | {word for item in items for word in words(format_value(item))}
     is_apart = told.isdisjoint(ignored) and stems(context.said).isdisjoint(map(stem, told))
-    return bool(told) and ":" not in part and told <= shown and is_apart and all(map(str.isalpha, told))
+    return (
+        bool(told)
+        and ":" not in part
+        and told <= _shown_words(context)
+        and is_apart
+        and all(map(str.isalpha, told))
+    )
+
+
+def _shown_words(context: AnswerContext) -> frozenset[str]:
+    return frozenset[str]().union(*(_words_of(result.content) for result in context.results))
+
+
+@lru_cache(maxsize=64)
+def _words_of(content: str) -> frozenset[str]:
+    return frozenset(words(content))
 
 
 def _spans(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -> list[Span]:
