@@ -417,5 +417,5 @@ def _texts_with(values: tuple[str, ...], contents: tuple[str, ...]) -> tuple[tup
     return tuple(
         record.texts
         for record in records
-        if any(says(value, text) for value in values for text in record.texts)
+        if any(spans_of(value, text) for value in values for text in record.texts)  # which are canonical
     )

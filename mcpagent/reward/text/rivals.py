@@ -40,7 +40,7 @@ from mcpagent.reward.text.grammar import (
 from mcpagent.reward.text.moments import Span, agree, moment_is, moments, whole_moment
 from mcpagent.reward.text.names import words
 from mcpagent.reward.text.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_asked_modal, is_qualified
-from mcpagent.reward.text.reading import says
+from mcpagent.reward.text.reading import says, spans_of
 from mcpagent.reward.text.shown import shown_records
 from mcpagent.reward.text.vocabulary import (
     BLANK,
@@ -215,7 +215,7 @@ def _words_of_own_records(items: tuple[str, ...], contents: tuple[str, ...]) -> 
     """The words of the records that show one of the items, if none shows all of them."""
     told: list[str] = []
     for text in (" \n ".join(r.texts) for content in contents for r in shown_records(content)):
-        shown = [says(item, text) for item in items]
+        shown = [bool(spans_of(item, text)) for item in items]
         if all(shown):
             return frozenset()
         told += words(text) if any(shown) else []
