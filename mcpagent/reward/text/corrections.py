@@ -1,4 +1,4 @@
-"""A value that is taken back: "52 - sorry, I meant 47", "Ada. Or rather Grace."."""
+"""An answer that takes its value back ("52 - sorry, I meant 47") or offers another one ("Ada or Grace")."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mcpagent.reward.text.words import pattern
 CORRECTION = pattern("correction")
 NO_TITLE = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bMrs\.)(?<!\bMme\.)(?<!\bProf\.)(?<!\bvs\.)"
 _SENTENCE = re.compile(rf"(?<=[.!?;]){NO_TITLE}\s+|\.{{2,}}\s*|\n+")
-# What takes back more than one value, or a yes.
+# What takes back more than one value, or a yes. Fewer words than `CORRECTION`: a set may have NO.
 _WITHDRAWAL = re.compile(
     r"\b(?:sorry|correction|i meant?|or rather|make that|scratch that|on 2nd thoughts?|oops|nope"
     r"|wait(?=[,:;]|\.\.)|absolutely not)\b",
