@@ -260,9 +260,10 @@ def goal_of(leaf: Leaf, fact: Fact, *, about: str | None = None) -> str | None:
     return None if f" {field} " in f" {about}" else within(f"the {field}", about or f"the {subject}")
 
 
-def found_by(edge: Edge, about: str) -> str | None:
+def found_by(edge: Edge, about: str, *, is_itself: bool) -> str | None:
     """Return the thing that an edge leads to, as what it is to the thing that its source is about: `the ship
-    of berth 12`, `the first station`. None if it is not what people say."""
+    of berth 12`, `the first station`; or the item of its source, if that `is_itself`. None if it is not what
+    people say."""
     leaf, fact = edge.leaf, edge.source
     noun = noun_in(leaf.name) or kind_of(fact.spec, edge.parameter)
     if not noun or noun in PLACES:
@@ -271,7 +272,7 @@ def found_by(edge: Edge, about: str) -> str | None:
         whole = within(f"the {noun}", about or f"the {topic(fact.spec)}")
         return None if about.startswith(f"{noun} ") else whole
     item, kind = item_of(leaf, fact, about), item_kind(leaf.levels[-1], fact)
-    is_own_name = singular(noun_in(leaf.name)) in ("", kind)
+    is_own_name = is_itself or singular(noun_in(leaf.name)) in ("", kind)
     if item is None or (is_own_name and (not leaf.levels[-1].only or item.startswith(f"the {kind}"))):
         return item
     return within(f"the {kind if is_own_name else noun}", item)

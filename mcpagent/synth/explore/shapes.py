@@ -20,6 +20,7 @@ from mcpagent.synth.explore.leaves import Leaf, at_step, column_of, is_naming
 from mcpagent.synth.explore.paging import is_paging
 from mcpagent.synth.explore.questions import goal_of, is_amount, is_worth_asking, thing_of
 from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk
+from mcpagent.synth.explore.words import name_words, topic
 
 _LONGEST = 4  # calls of a walk
 _FEW = 4  # things that are compared
@@ -195,7 +196,8 @@ class Shapes:
         source = self._reached(rng, edge.leaf, edge.source, steps, depth=depth - 1, taken=taken)
         value = f"{edge.prefix}${{{edge.leaf.at_step(len(steps))}}}"
         steps.append(Step(fact, ((edge.text, value),)))
-        return questions.found_by(edge, source) if source is not None else None
+        is_itself = _finds_itself(edge, leaf, fact)
+        return questions.found_by(edge, source, is_itself=is_itself) if source is not None else None
 
     # What cannot be done as it is asked
 
@@ -358,10 +360,24 @@ def _answer_of(leaf: Leaf, value: str) -> Answer:
 def _goes_back(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
     """Whether what the leaf stands in has the start of the edge too: several things share the value of the
     edge, as the pledges of one state do, and it leads to no one thing."""
-    starts = {str(value) for value in scalars(edge.source.arguments)}
+    return _stands_with(leaf, fact, {str(value) for value in scalars(edge.source.arguments)})
+
+
+def _finds_itself(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
+    """Whether an edge leads from an item of a list to a record of the same item: the plant that a search for
+    its common name finds is not the common name of a plant."""
+    level = edge.leaf.level
+    if level is None or not level.key or not (kind := questions.item_kind(level, edge.source)):
+        return False
+    is_searched = {*kind.split()} <= {*name_words(topic(fact.spec))}
+    return is_searched and _stands_with(leaf, fact, {str(level.called)})
+
+
+def _stands_with(leaf: Leaf, fact: Fact, values: set[str]) -> bool:
+    """Whether what a leaf stands in has one of the values."""
     rows = {level.rows for level in leaf.levels}
     theirs = ((other, {level.rows for level in other.levels}) for other in fact.leaves)
-    return any(str(other.value) in starts for other, lists in theirs if rows & lists or rows == lists)
+    return any(str(other.value) in values for other, lists in theirs if rows & lists or rows == lists)
 
 
 _OF_LISTS = ("counted", "listed")  # rather than of a field

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from random import Random
 from typing import Any, Literal
 
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.tasks import Task
+from mcpagent.synth.explore.shapes import Shapes
 from mcpagent.synth.explore.tasks import Asked
 from tests.synth.explore.worlds import World
 from tests.synth.running import explored
@@ -105,3 +107,39 @@ def test_a_list_of_the_default_kind_is_not_counted_as_all(tasks: list[Task]) -> 
 def test_a_line_about_a_thing_is_no_field(tasks: list[Task]) -> None:
     assert not any(re.search(r"\b(ada|bo|kit|zoe) of the guards", said(task)) for task in tasks)
     assert any("guard ada" in said(task) for task in tasks)
+
+
+def herbarium() -> World:
+    names = ["royal fern", "tree fern", "rock daphne", "sea holly", "stinking holly", "king fern"]
+    plants = {f"P-{11 + n}": name for n, name in enumerate(names)}
+
+    def list_bed(bed: Literal["north", "south"]) -> dict[str, Any]:
+        """The plants of a bed, and who keeps each."""
+        rows = [
+            {"id": k, "common_name": v, "keeper_name": v[::2].title()}
+            for k, v in plants.items()
+            if (bed == "north") == (k > "P-13")
+        ]
+        return {"plants": rows}
+
+    def search_plants(query: str) -> dict[str, Any]:
+        """Find plants by a part of their common name."""
+        rows = [{"id": k, "common_name": v} for k, v in plants.items() if query in v]
+        return {"plants": [{**row, "latin_name": row["common_name"][::-1].title()} for row in rows]}
+
+    def search_keepers(query: str) -> dict[str, Any]:
+        """Find keepers by name."""
+        rows = [{"name": v[::2].title(), "age": 20 + 7 * n} for n, v in enumerate(plants.values())]
+        return {"keepers": [row for row in rows if row["name"] == query]}
+
+    return World("herbarium", list_bed, search_plants, search_keepers)
+
+
+def test_a_thing_that_is_searched_by_its_name_is_still_that_thing() -> None:
+    graph = herbarium().learned()
+    shapes, rng = Shapes(graph, graph.facts), Random(5)
+    drawn = [walk for _ in range(2000) if (walk := shapes.draw(rng)) is not None]
+    asked = {walk.goal.lower() for walk in drawn if walk.shape == "chain"}
+    assert "the latin name of plant p-14 of bed north" in asked
+    assert "the age of the keeper of plant p-14 of bed north" in asked
+    assert not [goal for goal in asked if "the common of" in goal]
