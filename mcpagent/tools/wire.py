@@ -24,6 +24,7 @@ from mcp.types import (
 )
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tools import ToolResult
 
 MAX_DEPTH = 100  # the SDK's own encoder fails past about 250
 MAX_MESSAGE_BYTES = 8 * 2**20  # of a response; what the model sees of it is cut far earlier
@@ -39,6 +40,7 @@ HTTP_STATUS = "http_status"  # in the data of an error that an HTTP status of 4x
 RETRY_AFTER = "retry_after_s"  # in the data of THROTTLED, if the server says so: seconds
 META_CHARS = 4096  # of a result's `_meta`
 META_CUT_KEY = "mcpagent/cut"
+_CUT = "\n[... {} characters cut ...]\n"  # in the place of what was
 _INT_LIMIT = 10**4300  # sys.int_info.default_max_str_digits: json.loads refuses more digits
 
 
@@ -89,11 +91,15 @@ def cut_middle(text: str, limit_chars: int) -> tuple[str, int]:
     """`text` within `limit_chars`, and how many characters were cut out of its middle."""
     if len(text) <= limit_chars:
         return text, 0
-    marker = "\n[... {} characters cut ...]\n"
-    room = max(0, limit_chars - len(marker.format(len(text))))
+    room = max(0, limit_chars - len(_CUT.format(len(text))))
     head, tail = room - room // 2, room // 2
     cut = len(text) - room
-    return text[:head] + marker.format(cut) + text[len(text) - tail :], cut
+    return text[:head] + _CUT.format(cut) + text[len(text) - tail :], cut
+
+
+def head_of(result: ToolResult) -> str:
+    """Return what a model was shown of a result before the place where it was cut, or all of it."""
+    return result.content.split(_CUT.format(result.truncated_chars))[0]
 
 
 def cut_meta(meta: JsonObject) -> JsonObject:

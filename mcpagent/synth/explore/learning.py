@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from mcpagent.core.placeholders import shown_value
+from pydantic_core import from_json
+
+from mcpagent.core.placeholders import shown_value, text_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
@@ -33,6 +35,7 @@ from mcpagent.synth.explore.paging import is_whole, next_page
 from mcpagent.synth.explore.questions import is_of_today
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
+from mcpagent.tools.wire import head_of
 
 _SIDE_BY_SIDE = 16  # calls; fixed, since what one wave of calls finds decides the next
 _WAVE = 5  # calls of a tool in one wave
@@ -222,7 +225,7 @@ class _Learner:
             return
         for _, place, _ in attempt.given:
             place.accepted += 1
-        value = shown_value(result)
+        value = _told(result)
         leaves = leaves_of(value, seed=derive_seed(self.seed, tool.spec.dotted))
         defaults = (slot.schema.get("default") for slot in tool.shape.slots)
         leaves += tuple(told_number(value, [*scalars(attempt.arguments), *defaults]))
@@ -292,6 +295,16 @@ class _Learner:
         return graph
 
 
+def _told(result: ToolResult) -> dict[str, Any]:
+    """What a result tells; one in JSON that was cut in its middle, by its beginning."""
+    if not result.truncated_chars:
+        return shown_value(result)
+    try:
+        return text_value(json.dumps(from_json(head_of(result), allow_partial=True)))
+    except ValueError:
+        return shown_value(result)
+
+
 def _key(arguments: JsonObject) -> str:
     return json.dumps(arguments, sort_keys=True)
 
@@ -300,7 +313,7 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
     """What a tool said that did not answer; None if it answered."""
     if result.is_error or says_no(result):
         return " ".join(result.content.split())[:200]
-    if not leaves_of(shown_value(result)):
+    if not leaves_of(_told(result)):
         return "it answered nothing"
     texts = [text for _, text in Fact(tool.spec, attempt.arguments).texts]
     if anonymous(result, texts) == tool.nonsense:

@@ -438,3 +438,26 @@ def test_a_call_has_no_more_than_one_of_the_parameters_that_may_be_left_out() ->
 
     facts = World("repo", log).learned().facts
     assert max(len(fact.arguments) for fact in facts) == 1
+
+
+def test_a_list_that_is_cut_still_names_things_to_ask_of_the_other_tools() -> None:
+    kinds = ["Room", "Hall", "Attic", "Den", "Loft", "Vault", "Nook", "Bay"]
+    names = [
+        f"{color} {kind} {n}" for n in range(4) for color in ("Red", "Blue", "Jade", "Teal") for kind in kinds
+    ]
+    rooms = [{"name": name, "seats": 4 + 3 * n, "at": "behind the stairs"} for n, name in enumerate(names)]
+
+    def read_all() -> dict[str, Any]:
+        """All rooms."""
+        return {"rooms": rooms}
+
+    def open_room(name: str) -> dict[str, Any]:
+        """One room."""
+        for room in rooms:
+            if room["name"] == name:
+                return room
+        raise ToolError(f"there is no {name}")
+
+    graph = World("house", read_all, open_room).learned()
+    assert {fact.spec.name for fact in graph.facts} == {"open_room"} and len(graph.facts) >= 10
+    assert [silence.reason for silence in graph.silences] == ["too_long"]
