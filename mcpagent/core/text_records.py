@@ -38,6 +38,7 @@ _GAP = re.compile(r" {2,}")
 _CODE = re.compile(r"(?=\S*\d)[\w./#-]+|[A-Z]{2,6}")
 _YEAR = re.compile(r"1\d{3}|20\d\d")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_ABSENT = ("-", "–", "—")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,9})?")
 _LABEL = re.compile(r"([^:,]{1,60}):\s+(.+)")
 _ONE_WORD = re.compile(r"\S+")
@@ -119,13 +120,14 @@ def _parsed(text: str) -> tuple[dict[str, Any] | str | int | float, ...] | None:
 
 
 def _typed(records: Sequence[_Record]) -> list[dict[str, Any]]:
-    """Return the records with numbers in the fields that hold nothing else."""
+    """Return the records with numbers in the fields that hold nothing else, but for a dash."""
     values: dict[str, list[str]] = {}
     for record in records:
         for name, value in record.items():
             values.setdefault(name, []).append(value)
-    numeric = {name for name, column in values.items() if all(map(_is_number, column))}
-    return [{n: json.loads(v) if n in numeric else v for n, v in record.items()} for record in records]
+    told = {name: [value for value in column if value not in _ABSENT] for name, column in values.items()}
+    numbers = {(n, v) for n, column in told.items() if all(map(_is_number, column)) for v in column}
+    return [{n: json.loads(v) if (n, v) in numbers else v for n, v in r.items()} for r in records]
 
 
 def _is_number(text: str) -> bool:
@@ -170,7 +172,11 @@ def _rows(lines: Sequence[str]) -> list[_Record] | None:
         except csv.Error:
             continue
         names = None if any(":" in cell for cell in head) else _fields(head)
-        if names and all(len(row) == len(names) for row in rows):
+        # A sentence has no names, nor a line of which a cell stands again below.
+        is_row = head[-1].endswith(".") or any(
+            cell == here for row in rows for cell, here in zip(head, row, strict=False)
+        )
+        if names and not is_row and all(len(row) == len(names) for row in rows):
             return [_record(names, row) for row in rows]
     return None
 

@@ -79,6 +79,7 @@ def test_names_in_one_line_are_a_list_and_clauses_are_not(line: str, names: list
         (("007", "12"), ["007", "12"]),  # a code
         (("1.10", "1.9"), ["1.10", "1.9"]),  # a version
         (("12", "none"), ["12", "none"]),
+        (("12", "—"), [12, "—"]),
     ],
 )
 def test_a_field_is_a_number_where_all_of_its_values_are_written_so(
@@ -98,6 +99,8 @@ NO_LISTS = {
     "sentences as items": "- It rains.\n  And it is cold, too.\n- Nothing: else",
     "code": "def f(x):\n    return {1: 2}\nf(3)",
     "a listing with kinds": "[FILE] a.txt\n[DIR] sub\n[FILE] b.md",
+    "sentences with commas": "No. 1 Fern, by Ada.\nNo. 2 Box, by Bo.\nNo. 3 Yew, by Kit.",
+    "rows without names": "Fern;at Mill;Ada\nBox;at Mill;Bo\nYew;at Quay;Kit",
     "one line": "ws-1: North Bay",
     "a table without rows": "| id | name |\n|----|------|",
     "rows of other lengths": "id,name\nws-1,North Bay\nws-2,Old Mill,closed",

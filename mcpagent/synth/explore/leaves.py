@@ -6,6 +6,7 @@ A result is read as the model is shown it (`core.placeholders.text_value`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
@@ -23,13 +24,14 @@ _WORDS, _LONGEST = 300, 8000  # words and characters of a text
 _SHORT = 60  # characters of a value that can be asked for
 _SENTENCE = 160  # characters of one that tells a number
 _TITLE = re.compile(r"[^\W\d_].* .*\w[\W_]*")  # a text of words
+_MOST = 0.75  # of the things have a name of their own, if names tell them apart
 NEAR = 3  # items of a list without names that a person counts to: "the third comment"
 _WHOLE = ("@.text", "@.result")  # a text that is all that a result says
 _FIELD = re.compile(r"[A-Za-z_]\w*")
 _PLACES = re.compile(r"\[\d+\]|, -?\d+(?=\))")
 _WORD = re.compile(r"[\w/~.](\S*\w)?")  # no bracket, quote or comma at its ends: it can be passed on as it is
 _NOTHING = frozenset(
-    ("", "none", "null", "nil", "nan", "n/a", "na", "undefined", "unknown", "true", "false", "-")
+    ("", "none", "null", "nil", "nan", "n/a", "na", "undefined", "unknown", "true", "false", "-", "–", "—")
 )
 # What a person calls a thing by, the best first.
 _NAMING = (
@@ -152,25 +154,36 @@ def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
             yield from _walk(items[index], spot, seed)
             continue
         for name, value in items[index].items():
-            key = next((k for k in keys if k != name), "")
+            key = next((k for k in keys if k != name and _as_key(items[index].get(k)) in keys[k]), "")
             named = replace(level, key=key, called=items[index][key]) if key else level
             yield from _walk({name: value}, replace(spot, levels=(*place.levels, named)), seed)
 
 
-def _keys_of(items: list[Any]) -> list[str]:
-    """Return the fields that people call things by, the best first, whose values tell these items apart; if
-    there is none, another text of a few words that does: the message of a commit."""
+def _keys_of(items: list[Any]) -> dict[str, set[str]]:
+    """Return the fields that people call things by, the best first, with their values that only one of these
+    items has; if there is none, another text of a few words: the message of a commit."""
     if len(items) < 2 or not all(isinstance(item, dict) for item in items):
-        return []
-    keys: list[str] = []
+        return {}
+    keys: dict[str, set[str]] = {}
     for name in sorted(items[0], key=naming_rank):
-        values = [item.get(name) for item in items]
-        texts = [str(v) for v in values if isinstance(v, str | int) and not isinstance(v, bool)]
+        texts = [_as_key(item.get(name)) for item in items]
         is_name = is_naming(name) or (not keys and all(map(_TITLE.fullmatch, texts)))
-        is_short = all(0 < len(text) <= _SHORT and "\n" not in text for text in texts)
-        if is_name and is_short and len({text.casefold() for text in texts}) == len(items):
-            keys.append(name)
+        is_short = all(len(text) <= _SHORT and "\n" not in text for text in texts)
+        if is_name and is_short and tells_apart(name, times := Counter(texts)):
+            keys[name] = {text for text in times if times[text] == 1 and text}
     return keys
+
+
+def _as_key(value: Any) -> str:
+    is_key = isinstance(value, str | int) and not isinstance(value, bool)
+    return str(value).casefold() if is_key else ""
+
+
+def tells_apart(field: str, times: Counter[str]) -> bool:
+    """Return whether a field tells things apart, by how often each of its values is there. Two things of many
+    may have one name; other fields that repeat a value name something else."""
+    once = sum(1 for value in times if times[value] == 1 and value)
+    return once >= (_MOST if naming_rank(field) < len(_NAMING) else 1) * times.total()
 
 
 def told_number(value: Any, given: Iterable[Any]) -> Iterator[Leaf]:

@@ -16,7 +16,7 @@ from typing import Any
 from mcpagent.synth.explore import questions
 from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph, scalars
 from mcpagent.synth.explore.invented import Inventor
-from mcpagent.synth.explore.leaves import Leaf, at_step, column_of, is_naming
+from mcpagent.synth.explore.leaves import Leaf, at_step, column_of, is_naming, tells_apart
 from mcpagent.synth.explore.paging import is_paging
 from mcpagent.synth.explore.questions import goal_of, is_amount, is_worth_asking, thing_of
 from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk
@@ -323,22 +323,29 @@ class Shapes:
         return {place for place, times in values.items() if times < 2 < calls[place[0]]}
 
     @cached_property
-    def _repeated(self) -> set[tuple[str, str, str]]:
-        """(tool, list, field) of fields that do not tell the items of every such list apart."""
-        repeated: set[tuple[str, str, str]] = set()
+    def _repeated(self) -> set[tuple[str, str, str, str]]:
+        """(tool, list, field, value) of what several items of such a list have; without a value if the field
+        does not tell the items of every such list apart."""
+        repeated: set[tuple[str, str, str, str]] = set()
         for fact in self.graph.facts:
-            told = Counter(
-                (leaf.level.rows, leaf.tail[0], str(leaf.value).casefold())
-                for leaf in fact.leaves
-                if leaf.level and len(leaf.tail) == 1
-            )
-            twice = [place for place, times in told.items() if times > 1]
-            repeated |= {(fact.spec.dotted, column_of(rows), name) for rows, name, _ in twice}
+            told: dict[tuple[str, str], Counter[str]] = {}
+            for leaf in fact.leaves:
+                if leaf.level and len(leaf.tail) == 1:
+                    times = told.setdefault((leaf.level.rows, leaf.tail[0]), Counter())
+                    times[str(leaf.value).casefold()] += 1
+            for (rows, name), times in told.items():
+                twice = [value for value in times if times[value] > 1]
+                values = twice if tells_apart(name, times) else [""]
+                repeated |= {(fact.spec.dotted, column_of(rows), name, value) for value in values}
         return repeated
 
     def _is_told_apart(self, leaf: Leaf, fact: Fact) -> bool:
-        keys = ((fact.spec.dotted, column_of(level.rows), level.key) for level in leaf.levels)
-        return self._repeated.isdisjoint(keys)
+        places = ((fact.spec.dotted, column_of(level.rows), level) for level in leaf.levels)
+        return self._repeated.isdisjoint(
+            (tool, rows, level.key, value)
+            for tool, rows, level in places
+            for value in ("", str(level.called).casefold())
+        )
 
     @cached_property
     def _values(self) -> Mapping[str, set[str]]:

@@ -30,7 +30,8 @@ GENERIC = words_of(
     "nodes"
 )
 IDENTIFIERS = words_of(
-    "id ids identifier pk cid pid oid key uid uuid guid slug handle ref name title label no nr code number"
+    "id ids identifier pk cid pid oid key uid uuid guid slug handle ref name title label no nr code number "
+    "which who what"
 )
 FREE_TEXT = words_of(
     "query q search text input term keyword keywords string filter expression sql pattern message body"

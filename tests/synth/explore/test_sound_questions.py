@@ -143,3 +143,18 @@ def test_a_thing_that_is_searched_by_its_name_is_still_that_thing() -> None:
     assert "the latin name of plant p-14 of bed north" in asked
     assert "the age of the keeper of plant p-14 of bed north" in asked
     assert not [goal for goal in asked if "the common of" in goal]
+
+
+def test_two_things_of_one_name_leave_the_others_theirs() -> None:
+    games = ["Kiln", "Ashes", "Lowland", "Marrow", "Quorum", "Lowland", "Tesserae", "Ironbark"]
+
+    def list_games() -> str:
+        """A table of the games."""
+        rows = [f"| {name} | {17 + 3 * n} |" for n, name in enumerate(games)]
+        return "\n".join(["| Title | Weight |", "|---|---|", *rows])
+
+    graph = World("club", list_games).learned()
+    shapes, rng = Shapes(graph, graph.facts), Random(5)
+    asked = {walk.goal.lower() for _ in range(500) if (walk := shapes.draw(rng)) is not None}
+    assert "the weight of game kiln" in asked and "the weight of game ironbark" in asked
+    assert not [goal for goal in asked if "lowland" in goal]
