@@ -56,6 +56,7 @@ _TIMES = words_of("seconds minutes hours days nights weeks months quarters years
 _SPANS = words_of("duration time length delay timeout age interval period")
 _SETS = words_of("set update change edit mark")
 _WHEN = words_of("date time day")
+_LISTING = words_of("list find search")
 _DONE = re.compile(r"born|built|made|sold|sent|bought|paid|\w\w+[^e]ed")  # when something was done
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 
@@ -221,7 +222,8 @@ def item_of(leaf: Leaf, fact: Fact, about: str) -> str | None:
             if given.isdisjoint(map(str, same)):
                 if not kind:
                     return None
-                said = within(f"the {kind}", said) if has_name else said
+                is_said = has_name or not said.startswith((f"{kind} ", '"'))
+                said = within(f"the {kind}", said) if is_said else said
         elif level.key and (kind or isinstance(level.called, str)):
             item = named(kind, level.called)
             said = said if said.endswith(said_value(level.called)) else within(item, said)
@@ -255,8 +257,14 @@ def goal_of(leaf: Leaf, fact: Fact, *, about: str | None = None) -> str | None:
     subject = topic(fact.spec) if topic(fact.spec) not in ("", field) else spaced(fact.spec.server)
     thing = singular(topic(fact.spec))
     is_known = {thing, field} & set(about.split()) or thing == spaced(fact.spec.server)
-    if about and field in _WHEN and len(thing.split()) == 1 and not is_known:
-        about = within(f"the {thing}", about)  # the date of the appointment of patient 12
+    # The date of the appointment of patient 12; the name of the client of country IT, the only one.
+    is_picked = (
+        not about.startswith('"')
+        and not any(other.levels for other in fact.leaves)
+        and not _LISTING.isdisjoint(spaced(fact.spec.name).split())
+    )
+    if about and (field in _WHEN or is_picked) and len(thing.split()) == 1 and not is_known:
+        about = within(f"the {thing}", about)
     return None if f" {field} " in f" {about}" else within(f"the {field}", about or f"the {subject}")
 
 

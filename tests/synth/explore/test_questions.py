@@ -38,6 +38,14 @@ SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "
     [
         (fact("get_ship", {"ship": "Mistral"}, {"captain": "Lito"}), "the captain of ship Mistral"),
         (fact("get_ship", {"name": "Mistral"}, {"weight_kg": 812}), "the weight in kg of ship Mistral"),
+        (
+            fact("list_ships", {"port": "Riga"}, {"name": "Juno", "tons": 950}),
+            "the number of tons of the ship of port Riga",
+        ),
+        (
+            fact("list_ships", {"port": "Riga"}, {"result": [{"name": "Juno", "tons": 950}]}),
+            "the number of tons of the ship of port Riga",
+        ),
         (fact("ship", {"which": "Mistral"}, {"captain": "Lito"}), "the captain of ship Mistral"),
         (fact("get_ship", {"ship_id": 71}, {"berths": 12}), "the number of berths of ship 71"),
         (fact("list_ships", {}, {"ships": SHIPS}), "the number of tons of ship Aurora"),
