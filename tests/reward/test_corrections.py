@@ -81,6 +81,12 @@ def test_a_value_that_is_taken_back_is_no_answer(
     assert len(passing(case, ["{v}", "It is {v}."])) == 8, "the value alone is one"
 
 
+def test_a_reason_that_doubts_offers_another_option() -> None:
+    doubted = ["{v}, though some say {o}", "It is {v}, although probably {o}", "{v}, though I think {o}"]
+    assert passing(CASES[3], doubted) == []
+    assert len(passing(CASES[3], ["{v}, though it was {o}", "{v}, although it is no longer {o}"])) == 8
+
+
 @pytest.mark.parametrize("case", CASES[2:3], ids=lambda case: case[0]["type"])
 def test_what_is_said_of_another_one_takes_nothing_back(
     case: Case,

@@ -361,7 +361,7 @@ def tags_of(rest: str, targets: Sequence[Any], context: AnswerContext, *, is_quo
             tags += "s" if kind.startswith("amount") or is_word else other
         else:
             is_verb = (
-                text.endswith("ly")
+                (text.endswith("ly") and len(text) > (4 if text.islower() else 5))  # Poly, Lily
                 or before in _SUBJECTS
                 or (text.endswith("s") and (is_first or tags[-1:] in ("k", "s", "V"[context.on_line :])))
             )

@@ -257,7 +257,9 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
         case "choice":
             text = text if "not" in value_parts(value) else without_contrast(text)
             if not _ASKS_WHY.search(context.said):  # "is behind B" is a reason, if "behind" is no answer
-                text = _REASON.sub(lambda m: m[0] if option_spans(check, value, m[0]) else " ", text)
+                text = _REASON.sub(
+                    lambda m: m[0] if option_spans(check, value, m[0]) or _offers(check, m[0]) else " ", text
+                )
             text = CHANGED_FROM.sub(" ", text)
             text = _without_asked_phrases(text, check.options, context.said)
             asked = stems(context.said) - stems(" ".join(map(str, check.options)))
@@ -321,6 +323,13 @@ def _gives(check: AnswerCheck, value: Any, text: str, context: AnswerContext) ->
                 return False  # fields with their values, or a plea
             kind = "code" if check.type == "name" and str(value).isdigit() else ""
             return bool(spans) and stands(text, spans, [value], context, kind=kind)
+
+
+def _offers(check: AnswerCheck, text: str) -> bool:
+    """Whether a text says an option with a doubt: "though some say B", not "although A never had B"."""
+    spans = [span for option in check.options for span in option_spans(check, option, text)]
+    hedges = HEDGE.finditer(blanked(text, spans)) if spans else ()
+    return any(not NEGATED.fullmatch(hedge[0]) for hedge in hedges)
 
 
 def _without_asked_phrases(text: str, options: Sequence[Any], said: str) -> str:
