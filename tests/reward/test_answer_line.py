@@ -302,6 +302,11 @@ def test_an_abstention_says_none_and_invents_nothing() -> None:
         ("I have no tool for that. They need weekly care.", False),
         ("I have no tool for that. The error is its colour.", False),
         ("I have no tool for that. You have to pay weekly.", False),
+        ("I looked for it, but the search came back empty.", True),
+        ("I have no tool for that; it has to be done elsewhere.", True),
+        ("I have no tool for that. Someone at the port can look it up.", True),
+        ("I have no tool for that. Someone at the port sold it.", False),
+        ("I have no tool for that, so it was done elsewhere.", False),
     ],
 )
 def test_an_abstention_may_advise_and_give_examples_but_not_tell(text: str, holds: bool) -> None:
@@ -309,6 +314,26 @@ def test_an_abstention_may_advise_and_give_examples_but_not_tell(text: str, hold
     context = AnswerContext(said="Who is the captain of the Aurora?")
     assert answer_holds(check, text, {}, context) is holds
     assert answer_holds(check, f"{text}\nAnswer: none", {}, context, on_line=True) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "holds"),
+    [
+        ("Which ship do you mean?", "Which ship do you mean?", True),
+        ("For which ship?", "none", True),
+        ("Sure - just tell me the ship, and I'll look who its captain is.", "Which ship is it?", True),
+        ("Happy to look that up.", "Which ship?", True),
+        ("Musa. Which ship do you mean?", "Which ship do you mean?", False),
+        ("Which ship do you mean?", "Musa", False),
+        ("Which port do you mean?", "Which port?", False),
+        ("The ship is fine, which is good news.", "none", False),
+        ("There are four captains of the ship, which is fine.", "none", False),
+    ],
+)
+def test_what_is_missing_is_asked_for_in_the_text_or_on_the_line(text: str, line: str, holds: bool) -> None:
+    check = AnswerCheck(type="abstention", value="asks", about=("ship",))
+    context = AnswerContext(said="Who is its captain?")
+    assert answer_holds(check, f"{text}\nAnswer: {line}", {}, context, on_line=True) is holds
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ tests of the last ones say how much is left:
     fiftyninth         3     0    20      0.4  after the fiftyeighth; colleagues, in other words than shown
     sixtieth           0     0.4   5      1    the same; signs, other days, what takes a value back
     sixtyfirst         2     0    10      2    after these two; letters behind a word, numbers of rooms
+    sixtysecond        7     1     4      1    tasks that `gen-data` made; what is asked back on the line
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -147,7 +148,7 @@ KNOWN = {
     "eighteenth": ((0, 1), (4, 1)),
     "nineteenth": ((2, 0), (4, 1)),
     "twentieth": ((0, 0), (1, 1)),
-    "twentyfirst": ((1, 1), (6, 2)),
+    "twentyfirst": ((1, 1), (5, 2)),
     "twentysecond": ((0, 1), (5, 2)),
     "twentythird": ((2, 1), (5, 3)),
     "twentyfourth": ((0, 0), (2, 0)),
@@ -165,20 +166,20 @@ KNOWN = {
     "thirtysixth": ((1, 0), (5, 1)),
     "thirtyseventh": ((3, 0), (16, 0)),
     "thirtyeighth": ((4, 0), (10, 0)),
-    "thirtyninth": ((2, 0), (17, 0)),
-    "fortieth": ((3, 0), (17, 2)),
+    "thirtyninth": ((2, 0), (16, 0)),
+    "fortieth": ((3, 0), (16, 2)),
     "fortyfirst": ((3, 0), (15, 0)),
     "fortysecond": ((2, 0), (5, 1)),
     "fortythird": ((6, 1), (12, 1)),
     "fortyfourth": ((2, 0), (5, 0)),
     "fortyfifth": ((3, 0), (8, 0)),
     "fortysixth": ((1, 0), (9, 0)),
-    "fortyseventh": ((1, 0), (24, 0)),
-    "fortyeighth": ((4, 0), (13, 5)),
-    "fortyninth": ((5, 1), (25, 11)),
+    "fortyseventh": ((1, 0), (23, 0)),
+    "fortyeighth": ((4, 0), (12, 5)),
+    "fortyninth": ((5, 1), (24, 11)),
     "fiftieth": ((1, 0), (4, 0)),
-    "fiftyfirst": ((4, 1), (13, 0)),
-    "fiftysecond": ((1, 0), (11, 0)),
+    "fiftyfirst": ((4, 1), (12, 0)),
+    "fiftysecond": ((1, 0), (9, 0)),
     "fiftythird": ((4, 0), (9, 1)),
     "fiftyfourth": ((3, 0), (10, 2)),
     "fiftyfifth": ((5, 0), (26, 0)),
@@ -188,6 +189,7 @@ KNOWN = {
     "fiftyninth": ((5, 0), (39, 0)),
     "sixtieth": ((0, 0), (6, 0)),
     "sixtyfirst": ((2, 0), (23, 1)),
+    "sixtysecond": ((3, 1), (5, 1)),
 }
 
 

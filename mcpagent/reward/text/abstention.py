@@ -50,6 +50,7 @@ _HELP = pattern("help")
 _HARMLESS = pattern("harmless")
 _TELLING = pattern("telling")  # "the sheet says"
 _DONE = pattern("done")
+_TO_DO = re.compile(r"\b(?:(?:has|have|needs?) to|must|should|can|could|would) be \w+")
 _NAME = re.compile(r"(?<![.!?:;\s])[ \t]+[\"'“‘(*•-]*([A-Z][\w.&'-]*)")  # begins no sentence
 _CODE = re.compile(
     r"\b(?:[A-Z]{2,}[\w-]*|(?=\w*\d)(?=\w*[A-Za-z])\w{2,})\b|\b(?:https?://|www\.)\S+|\S+@\S+\.\w+"
@@ -66,7 +67,6 @@ _POLAR = re.compile(
 _NO = re.compile(r"^\W*no\b(?=\W*$|[,.;!])", re.IGNORECASE)
 _BY_ME = re.compile(r"\b(?:i|we)\b")
 _BECAUSE = re.compile(r"\bbecause\b")
-_ONLY = re.compile(r"\b(?:only|just)\b")
 _SEVERAL = re.compile(
     r"\W*(?:there are|(?:you|we|i) (?:have|see|found)) "
     r"(?:several|many|multiple|more than one|two|three|four|five|six|seven|eight|nine|ten|\d+)\b"
@@ -107,9 +107,9 @@ def abstention_holds(
         return bool(sentences) and not set(tokens(text)) <= set(tokens(context.said))
     if line is not None:
         sentences = [part for part in sentences if part.strip() != without_markup(line).strip()]
-    is_asked = check.value == "asks" and any(_asks(part, check.about) for part in sentences)
-    few = _FEW if line is not None or is_asked else 1  # the line says it; what is asked for may be explained
-    if any(_claims(clause, context, few, is_asked=is_asked) for clause in _clauses(sentences)):
+    asking = [*sentences, *([] if line is None else [line])]
+    is_asked = check.value == "asks" and any(_asks(part, check.about) for part in asking)
+    if any(_claims(clause, context, is_asked=is_asked) for clause in _clauses(sentences)):
         return False
     if check.value == "asks":
         return is_asked
@@ -158,7 +158,11 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     shown = {word for result in context.results for word in tokens(result.content)}
     for clause in _clauses(re.split(rf"{_SENTENCE.pattern}|, so ", text)):
         seen = said if _BY_ME.search(clause) else said | shown
-        if set(_DONE.findall(clause)) - seen and not _refuses(clause) and " not " not in f" {clause} ":
+        if (
+            set(_DONE.findall(_TO_DO.sub(" ", clause))) - seen
+            and not _refuses(clause)
+            and " not " not in f" {clause} "
+        ):
             return True
     text = _without_advice(text)
     names = _CODE.findall(text)
@@ -211,9 +215,9 @@ def _clauses(sentences: Sequence[str]) -> Iterator[str]:
             yield from (_spelt_out(clause) for clause in _CLAUSE.split(sentence) if tokens(clause))
 
 
-def _claims(clause: str, context: AnswerContext, few: int, *, is_asked: bool) -> bool:
+def _claims(clause: str, context: AnswerContext, *, is_asked: bool) -> bool:
     """Whether a clause tells something that nothing has shown: it neither refuses nor asks, nor speaks of the
-    tools or oneself. So `few` words of it may be its own."""
+    tools or oneself. A few words of it may be its own."""
     harmless = (_REQUEST, _HELP, _HARMLESS, _ADVICE)
     if _refuses(clause) or any(pattern.search(clause) for pattern in harmless):
         return False
@@ -229,11 +233,12 @@ def _claims(clause: str, context: AnswerContext, few: int, *, is_asked: bool) ->
         {_singular(word) for word in tokens(_TELLING.sub("", clause))} - filler - shown - {*FUNCTION_WORDS}
     )
     if shown and not unseen & said:
-        return len(unseen) > (_FEW if _ONLY.search(clause) else few)  # "the system only knows A"
+        return len(unseen) > _FEW
     return not shown or bool(unseen)
 
 
 def _spelt_out(text: str) -> str:
     text = re.sub(r"\b(?:ca|sha)n't\b", "can not", text.casefold()).replace("won't", "will not")
-    text = re.sub(r"'d\b", " would", re.sub(r"'m\b", " am", text))
+    for short, whole in (("'d", " would"), ("'m", " am"), ("'ll", " will")):
+        text = re.sub(rf"{short}\b", whole, text)
     return re.sub(r"n't\b", " not", re.sub(r"\bcannot\b", "can not", text))
