@@ -307,6 +307,8 @@ def test_an_abstention_says_none_and_invents_nothing() -> None:
         ("I have no tool for that. Someone at the port can look it up.", True),
         ("I have no tool for that. Someone at the port sold it.", False),
         ("I have no tool for that, so it was done elsewhere.", False),
+        ("I have no tool for that. A register of ships would be a good place to look.", True),
+        ("I cannot change that. Someone with the rights would need to do it.", True),
     ],
 )
 def test_an_abstention_may_advise_and_give_examples_but_not_tell(text: str, holds: bool) -> None:

@@ -66,6 +66,7 @@ tests of the last ones say how much is left:
     sixtieth           0     0.4   5      1    the same; signs, other days, what takes a value back
     sixtyfirst         2     0    10      2    after these two; letters behind a word, numbers of rooms
     sixtysecond        7     1     4      1    tasks that `gen-data` made; what is asked back on the line
+    sixtythird         6     0    13      0.4  the same, half as it is spoken; years, ranges, "that one"
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -178,7 +179,7 @@ KNOWN = {
     "fortyeighth": ((4, 0), (12, 5)),
     "fortyninth": ((5, 1), (24, 11)),
     "fiftieth": ((1, 0), (4, 0)),
-    "fiftyfirst": ((4, 1), (12, 0)),
+    "fiftyfirst": ((4, 1), (11, 0)),
     "fiftysecond": ((1, 0), (9, 0)),
     "fiftythird": ((4, 0), (9, 1)),
     "fiftyfourth": ((3, 0), (10, 2)),
@@ -190,6 +191,7 @@ KNOWN = {
     "sixtieth": ((0, 0), (6, 0)),
     "sixtyfirst": ((2, 0), (23, 1)),
     "sixtysecond": ((3, 1), (5, 1)),
+    "sixtythird": ((7, 0), (15, 0)),
 }
 
 

@@ -264,6 +264,34 @@ ROTA = "Mon: Whitby\nTue: Whitby\nWed: Folarin\nThu: Ada"
             ("Mr. Pask", "Lionel's"),
             ("Dr. Nwosu", "Amara's", "Pask or Nwosu"),
         ),
+        (
+            {"type": "name", "value": "2–5"},
+            "What are the players of game Kiln?",
+            "| Game | Players |\n|---|---|\n| Kiln | 2–5 |\n| Umbra | 1–2 |",
+            ("2–5", "2 to 5 players", "two to five", "between 2 and 5", "from two up to five"),
+            ("1 to 2", "2 to 4", "2 to 15", "between 12 and 5"),
+        ),
+        (
+            {"type": "date", "value": "2025-05-28"},
+            "When was it issued?",
+            "issued: 2025-05-28\ndue: 2024-05-28",
+            ("the twenty-eighth of May twenty twenty-five", "28 May twenty twenty-five"),
+            ("the twenty-eighth of May twenty twenty-four", "28 May nineteen twenty-five"),
+        ),
+        (
+            {"type": "number", "value": 4},
+            "What is the match count of depot YRK?",
+            '{"matchCount": 4, "vans": [], "drivers": ["D-1", "D-2", "D-3", "D-4"]}',
+            ("Four drivers for that one.", "4 drivers", "four in that one"),
+            ("4 vans", "One driver for that one.", "14 drivers"),
+        ),
+        (
+            {"type": "name", "value": "12 inch"},
+            "What is the format of record R028?",
+            '[{"id": "R028", "format": "12 inch"}, {"id": "R029", "format": "7 inch"}]',
+            ("12 inch", "a twelve-inch"),
+            ("7 inch", "a seven-inch", "a two-inch"),
+        ),
     ],
 )
 def test_a_value_is_read_in_its_unit_its_range_and_its_other_names(

@@ -49,6 +49,19 @@ _SPELT = pattern("spelt")
 _MORE_SPELT = [(re.compile(said, re.IGNORECASE), instead) for said, instead in WORDS["more_spelt"].items()]
 _SCALED = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?)[ -]({'|'.join(WORDS['scales'])})s?\b", re.IGNORECASE)
 _DECIMAL_SCALED = re.compile(r"\b(\d+\.\d+) (1000(?:000)*)\b")  # four point five million
+_CENTURIES = {"nineteen": "19", "twenty": "20"}
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_YEAR = re.compile(  # nineteen eighty-six
+    rf"\b(nineteen|twenty) ((?:ten|eleven|twelve|\w+teen|(?:{_TENS})"
+    r"(?:[- ](?:one|two|three|four|five|six|seven|eight|nine))?)\b)",
+    re.IGNORECASE,
+)
+# "that one", but not "that one hour"
+_PRONOUN = re.compile(
+    r"\b((?:that|this|which|the|each|every|any|other|another|only|last|next|first|same) o)ne\b"
+    r"(?! [a-z]{3,}| \d)",
+    re.IGNORECASE,
+)
 _DOZEN = re.compile(r"\b(?:(\d+) )?dozen\b", re.IGNORECASE)
 _FIRST_ONE = re.compile(
     r"(?<=\d(?:st|nd|rd|th) )1\b|(?<![\w.-])1(?= of (?:the|its|their|his|her|my) )"
@@ -133,8 +146,11 @@ def canonical(text: str) -> str:
         text = _SCALED.sub(_scaled, text)
         for pattern, instead in _MORE_SPELT:
             text = pattern.sub(instead, text)
+        text = _YEAR.sub(lambda m: _CENTURIES[m[1].lower()] + _digits(m[2], "en", threshold=1), text)
+        text = _PRONOUN.sub(r"\1\0", text)
         # "one" stays a word: it is mostly a pronoun.
         text = "\n".join(_digits(line, "en", threshold=1) for line in text.split("\n"))
+        text = text.replace("\0", "ne")
         text = _DOZEN.sub(lambda m: str(12 * int(m[1] or 1)), text)
         text = _A_LONG_ONE.sub(r"\1one", text)
         text = _DECIMAL_SCALED.sub(lambda m: f"{Decimal(m[1]) * int(m[2]):f}", _FIRST_ONE.sub("one", text))

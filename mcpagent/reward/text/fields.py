@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from mcpagent.core.placeholders import nested_value
 from mcpagent.core.text_records import text_records
-from mcpagent.core.values import as_number, is_json_object
+from mcpagent.core.values import as_number, is_json_array, is_json_object
 from mcpagent.reward.text.amounts import unit_named
 from mcpagent.reward.text.phrasing import AnswerContext
 from mcpagent.reward.text.vocabulary import field_labels, stem, stems
@@ -50,4 +51,14 @@ def _table(content: str) -> list[Mapping[str, Any]]:
 
 @lru_cache(maxsize=512)
 def _number_fields(content: str) -> tuple[tuple[frozenset[str], float | None], ...]:
-    return tuple((stems(name.replace("_", " ")), as_number(told)) for name, told in _FIELD.findall(content))
+    told = [(name, as_number(number)) for name, number in _FIELD.findall(content)]
+    told += _lengths(nested_value(content))
+    return tuple((stems(name.replace("_", " ")), number) for name, number in told)
+
+
+def _lengths(value: Any) -> Iterator[tuple[str, float]]:
+    """The lists of a value in JSON, by their fields, and of how many items they are."""
+    if is_json_object(value):
+        yield from ((name, float(len(items))) for name, items in value.items() if is_json_array(items))
+    for item in value.values() if is_json_object(value) else value if is_json_array(value) else ():
+        yield from _lengths(item)

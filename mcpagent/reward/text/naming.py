@@ -27,6 +27,7 @@ _CAPITALISED = re.compile(r"(?:[A-Z][^\W\d_]+ ){1,3}[A-Z][^\W\d_]+")
 _MEASURE = re.compile(
     r"(?<=[^\W\d_]{3}) (?:(\d+(?:[.,]\d+)?) ?(?:%|[a-zµ]{1,3}(?:/[a-z]{1,2}[²³23]?)?)|\([^()]*\))$"
 )
+_RANGE = re.compile(r"(\d+) ?- ?(\d+)")
 _NEXT_NUMBER = re.compile(r"[\s,]*(\d[\d.,]*)\s?([^\W\d_]*)")
 _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
 _POINTS = {"N": "north", "E": "east", "S": "south", "W": "west"}
@@ -42,13 +43,24 @@ _ORDINALS = (("first", "former", "1st"), ("second", "latter", "2nd"), ("third", 
 def named_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
     """Return where canonical `text` says a name: as it is written, else in other words."""
     return (
-        spans_of(name, text)
+        _range_spans(name, text)
+        or spans_of(name, text)
         or worded_spans(name, text)
         or _with_heard_words(name, text, context)
         or without_measure(name, text, context)
         or _own_words(name, text, context)
         or (part_spans(name, text, context) if _may_be_person(name, context.said) else [])
     )
+
+
+def _range_spans(name: str, text: str) -> list[Span]:
+    """Where a text says a range in words: "between 2 and 5" and "2 to 5" of 2-5."""
+    ends = _RANGE.fullmatch(canonical(name))
+    if ends is None:
+        return []
+    low, high = ends[1], ends[2]
+    between = rf"\b(?:between {low} and|(?:from )?{low} (?:up )?(?:to|through)) {high}(?![\w.,]*\d)"
+    return [match.span() for match in re.finditer(between, text, re.IGNORECASE)]
 
 
 def _with_heard_words(name: str, text: str, context: AnswerContext) -> list[Span]:
