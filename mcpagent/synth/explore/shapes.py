@@ -224,7 +224,10 @@ class Shapes:
         return replace(walk, shape="asked", lack="entity", missing=kind, answer=None, seen=())
 
     def unknown_entity(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
-        """Return a question like the others about a thing that there is not."""
+        """Return a question like the others about a thing that there is not, but for a count: a list of what
+        there is not has no items, which is an answer."""
+        if type(leaf.value) is int and any(other.levels for other in fact.leaves):
+            return None
         made = self.inventor.unlike(fact, rng)
         if made is None or leaf.levels or not leaf.name or (asked := goal_of(leaf, made[0])) is None:
             return None

@@ -98,6 +98,21 @@ def test_a_name_that_nothing_has_is_asked_about_like_one_that_something_has(
     assert {t.prompt[-1].content.replace(t.extra_info["invented"], "@") for t in tasks} & frames
 
 
+def lamp_lists_its_logs(lamp: str) -> dict[str, Any]:
+    """The logs of a lighthouse."""
+    number = 2 + len(lamp) % 5 if lamp in LAMPS else 0
+    return {
+        "keeper": LAMPS.get(lamp, {}).get("keeper"),
+        "total": number,
+        "logs": [lamp[n:] for n in range(number)],
+    }
+
+
+def test_that_a_list_of_what_there_is_not_has_no_items_is_an_answer() -> None:
+    asked = [task.prompt[-1].content for task in unknown(of_coast(lamp_lists_its_logs))]
+    assert asked and not [text for text in asked if "total" in text.lower()]
+
+
 def test_no_name_of_one_split_is_in_another() -> None:
     data = of_coast(lamp_refuses)
     names = [{task.extra_info["invented"] for task in unknown(data, split)} for split in ("train", "heldout")]
