@@ -147,10 +147,10 @@ def canonical(text: str) -> str:
         for pattern, instead in _MORE_SPELT:
             text = pattern.sub(instead, text)
         text = _YEAR.sub(lambda m: _CENTURIES[m[1].lower()] + _digits(m[2], "en", threshold=1), text)
-        text = _PRONOUN.sub(r"\1\0", text)
+        text = _PRONOUN.sub("\\1\ue000", text)
         # "one" stays a word: it is mostly a pronoun.
         text = "\n".join(_digits(line, "en", threshold=1) for line in text.split("\n"))
-        text = text.replace("\0", "ne")
+        text = text.replace("\ue000", "ne")
         text = _DOZEN.sub(lambda m: str(12 * int(m[1] or 1)), text)
         text = _A_LONG_ONE.sub(r"\1one", text)
         text = _DECIMAL_SCALED.sub(lambda m: f"{Decimal(m[1]) * int(m[2]):f}", _FIRST_ONE.sub("one", text))
