@@ -172,11 +172,11 @@ def _rows(lines: Sequence[str]) -> list[_Record] | None:
         except csv.Error:
             continue
         names = None if any(":" in cell for cell in head) else _fields(head)
-        # A sentence has no names, nor a line of which a cell stands again below.
-        is_row = head[-1].endswith(".") or any(
-            cell == here for row in rows for cell, here in zip(head, row, strict=False)
-        )
-        if names and not is_row and all(len(row) == len(names) for row in rows):
+        if names is None or any(len(row) != len(names) for row in rows):
+            continue
+        # A sentence has no names, nor has a line of which a cell stands again below.
+        is_again = any(cell == below for row in rows for cell, below in zip(head, row, strict=True))
+        if not (is_again or head[-1].endswith(".")):
             return [_record(names, row) for row in rows]
     return None
 

@@ -99,8 +99,8 @@ _LABEL = re.compile(
 )
 _PERIOD = re.compile(r"\b(?:last|past|next|previous|coming) $")
 _ANOTHER = re.compile(r"\banother $")
-_NOUN = re.compile(r" ([^\W\d_]{3,})")
 _PART = re.compile(r" of (?:them|these|which|whom)\b")
+_NOUN = re.compile(r" [^\W\d_]{3,}")
 
 
 def _joined(joint: str, closed: str) -> str:
@@ -453,12 +453,7 @@ def rival_amounts(
         and not (_PART.match(text, amount.end) and any(amount.number < one.number for one in right))
         and not (amount.unit and any(not are_comparable(amount.unit, unit) for unit in units))
         and not (amount.unit not in (None, "pieces", "%") and is_count)
-        and not (
-            amount.unit is None
-            and units
-            and (noun := _NOUN.match(text, amount.end))
-            and noun[1].casefold() not in FUNCTION_WORDS
-        )
+        and not (amount.unit is None and units and _NOUN.match(text, amount.end))
         and not (right and _PER_THING.match(text, amount.end))
         and not _is_the_rest(text, amount, right, context)
         and not (1900 < amount.number < 2100 and _OF_YEAR.search(text[: amount.start]))
