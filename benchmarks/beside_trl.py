@@ -196,7 +196,7 @@ def _update_of_ours(folder: Path, tool_tokens: int, options: argparse.Namespace)
     }
     flags = ["--json", *["--gradient-checkpointing"] * options.gradient_checkpointing]
     flags += [part for name, value in work.items() for part in (f"--{name}", str(value))]
-    return _last_line([sys.executable, "-m", "benchmarks.update", *flags])
+    return last_line([sys.executable, "-m", "benchmarks.update", *flags])
 
 
 def _update_of_trl(
@@ -220,11 +220,12 @@ def _update_of_trl(
         "warm_up": int(tool_tokens < _WARMED_UP),
     }
     (folder / "work.json").write_text(json.dumps(work))
-    result = _last_line([python, str(_SCRIPT), str(folder)])
+    result = last_line([python, str(_SCRIPT), str(folder)])
     return {**result, "cpu_s": statistics.median(result["cpu_s"])}
 
 
-def _last_line(command: list[str]) -> dict[str, Any]:
+def last_line(command: list[str]) -> dict[str, Any]:
+    """Run a side with one thread and return what its last line says."""
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=alone)
     return json.loads(done.stdout.splitlines()[-1])

@@ -85,11 +85,12 @@ def graded(samples: Sequence[TrainSample], *, per_group: int | None = None) -> G
     return GradedBatch(groups=groups, settings=CreditSettings(advantage="given"))
 
 
-def tiny(folder: Path | None = None) -> tuple[Any, Any]:
+def tiny(folder: Path | None = None, *, dtype: str = "float32") -> tuple[Any, Any]:
     """A Qwen3 model of the tiny shape with its tokenizer; from `folder` where one is given."""
     if folder is not None:
-        return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    return qwen3("tiny").eval(), words_tokenizer(SHAPES["tiny"]["vocab_size"])
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        return model, AutoTokenizer.from_pretrained(folder)
+    return qwen3("tiny").eval().to(getattr(torch, dtype)), words_tokenizer(SHAPES["tiny"]["vocab_size"])
 
 
 def embedded() -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
 """What rollouts cost: ours against the same work by hand, by transformers, and by other tools.
 
-    python -m benchmarks.rollout w3        a group of multi-turn episodes over stdio, and the update on them
+    python -m benchmarks.rollout w3        groups of multi-turn episodes over stdio, and the update on them
     python -m benchmarks.rollout generate  the embedded model at batch 96, against `generate` turn by turn
     python -m benchmarks.rollout latency   tools that take 0.5 to 5 s, against tools that take none
 
@@ -17,9 +17,9 @@ import json
 import operator
 import os
 import statistics
-import subprocess
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from benchmarks import generation, latency, models, w3
+from benchmarks.beside_trl import last_line, trl_python
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.models.adapters import MergedCopy, attach_lora
 from mcpagent.models.tokens import Renderer
@@ -43,13 +44,15 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("w3")
     command.add_argument("--rounds", type=int, default=5)
+    command.add_argument("--tasks", type=int, default=1, help="each with 8 attempts")
     command.add_argument("--model", type=Path, help="a model folder; default: the tiny shape, random weights")
+    command.add_argument("--dtype", default="float32", help="of the weights")
     command.add_argument(
         "--micro-batch-tokens", type=int, default=8192, help="of the update: it takes memory"
     )
     command.add_argument("--alone", action="store_true", help="without the same work by hand")
     command.add_argument(
-        "--peers", type=Path, help="a script that runs `w3-floor` and `w3-trl` and prints JSON"
+        "--beside-trl", action="store_true", help="its step as well; needs it (make .venv-trl/.installed)"
     )
     command = commands.add_parser("generate")
     command.add_argument("--rounds", type=int, default=5)
@@ -68,33 +71,46 @@ def main() -> None:
 
 
 def measure_w3(options: argparse.Namespace) -> dict[str, Any]:
-    """Medians over rounds; `ratio ...` is ours divided by theirs, round by round."""
-    model, tokenizer = models.tiny(options.model)
+    """Medians over rounds; `ratio ...` is ours divided by theirs, round by round, or of the medians if it is
+    TRL's."""
+    model, tokenizer = models.tiny(options.model, dtype=options.dtype)
+    work, renderer = w3.Work(tasks=options.tasks), Renderer(tokenizer)
+    theirs = _of_trl(model, tokenizer, renderer, work, options) if options.beside_trl else {}
     adapted = attach_lora(model, models.LORA, seed=0).eval()
-    costs = asyncio.run(_rounds(adapted, Renderer(tokenizer), options.rounds, alone=options.alone))
+    costs = asyncio.run(_rounds(adapted, renderer, work, options.rounds, alone=options.alone))
     cpu_s = {name: [cost.cpu_s for cost in own] for name, own in costs.items()}
     updates = _updates(
-        adapted, [cost.trajectories for cost in costs["ours"]], micro_batch_tokens=options.micro_batch_tokens
+        adapted,
+        [cost.trajectories for cost in costs["ours"]],
+        per_group=work.group,
+        micro_batch_tokens=options.micro_batch_tokens,
     )
-    peers: dict[str, float] = {}
-    if options.peers is not None:
-        for name in ("w3-floor", "w3-trl"):
-            line = subprocess.run([options.peers, name], check=True, stdout=subprocess.PIPE, text=True).stdout
-            told = json.loads(line)
-            peers[name] = told["rollout_cpu_s"]
-            if "step_cpu_s" in told:
-                peers[f"{name}, whole step"] = told["step_cpu_s"]
+    ours = {
+        "ours": statistics.median(cpu_s["ours"]),
+        "ours, update": statistics.median(updates),
+        "ours, whole step": statistics.median(map(operator.add, cpu_s["ours"], updates)),
+    }
     return {
         "work": "w3",
-        **{f"cpu_s {name}": round(statistics.median(values), 3) for name, values in cpu_s.items()},
+        "tasks": work.tasks,
+        **{f"cpu_s {name}": round(value, 3) for name, value in ours.items()},
         **{
-            f"ratio to {name}": round(_ratio(cpu_s["ours"], values), 3)
+            key: round(value, 3)
             for name, values in cpu_s.items()
             if name != "ours"
+            for key, value in (
+                (f"cpu_s {name}", statistics.median(values)),
+                (f"ratio to {name}", _ratio(cpu_s["ours"], values)),
+            )
         },
-        "cpu_s ours, update": round(statistics.median(updates), 3),
-        "cpu_s ours, whole step": round(statistics.median(map(operator.add, cpu_s["ours"], updates)), 3),
-        **{f"cpu_s {name}": value for name, value in peers.items()},
+        **{
+            key: round(value, 3)
+            for name, of_trl in theirs.items()
+            for key, value in (
+                (f"cpu_s {name.replace('ours', 'TRL')}", of_trl),
+                (f"ratio to {name.replace('ours', 'TRL')}", ours[name] / of_trl),
+            )
+        },
         "generated tokens": costs["ours"][-1].generated,
         "prefilled tokens": costs["ours"][-1].prefilled,
         **{
@@ -104,16 +120,51 @@ def measure_w3(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _updates(adapted: Any, groups: list[tuple[Trajectory, ...]], *, micro_batch_tokens: int) -> list[float]:
-    """CPU seconds of one update on each group, after one that warms up."""
+def _of_trl(
+    model: Any, tokenizer: Any, renderer: Renderer, work: w3.Work, options: argparse.Namespace
+) -> dict[str, float]:
+    """Median CPU seconds of TRL's step on the same work, by the names of ours. Its passes of the update have
+    at most as many tokens as ours."""
+    python = trl_python()
+    if python is None:
+        raise SystemExit("TRL is not installed (make .venv-trl/.installed)")
+    turns = [renderer.action_ids(work.text(turn)) for turn in range(work.calls + 1)]
+    longest = sum(map(len, turns)) + 2 * work.prompt_words  # with prompt and results
+    described = {
+        "prompts": work.prompts,
+        "attempts": work.group,
+        "turns": turns,
+        "dtype": options.dtype,
+        "micro_batch": next(n for n in (8, 4, 2, 1) if n * longest <= options.micro_batch_tokens or n == 1),
+        "steps": options.rounds,
+        "warm_up": int(options.model is None),  # beside a large model it is nothing to speak of
+    }
+    with TemporaryDirectory(prefix="mcpagent-trl-") as name:
+        folder = Path(name)
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+        (folder / "work.json").write_text(json.dumps(described))
+        told = last_line([python, "-m", "benchmarks.trl_rollout", str(folder)])
+    steps, rollouts = told["step_cpu_s"], told["rollout_cpu_s"]
+    return {
+        "ours": statistics.median(rollouts),
+        "ours, update": statistics.median(map(operator.sub, steps, rollouts)),
+        "ours, whole step": statistics.median(steps),
+    }
+
+
+def _updates(
+    adapted: Any, batches: list[tuple[Trajectory, ...]], *, per_group: int, micro_batch_tokens: int
+) -> list[float]:
+    """CPU seconds of one update on each batch, after one that warms up."""
     learner = models.learner_of(adapted)
     seconds: list[float] = []
-    for step, group in enumerate([groups[0], *groups], start=1):
-        samples = [sample_from_trajectory(trajectory) for trajectory in group]
+    for step, batch in enumerate([batches[0], *batches], start=1):
+        samples = [sample_from_trajectory(trajectory) for trajectory in batch]
         started = time.process_time()
         update_policy(
             learner,
-            models.graded(samples),
+            models.graded(samples, per_group=per_group),
             settings=UpdateSettings(use_reference=False, micro_batch_tokens=micro_batch_tokens),
             first_optimizer_step=step,
             seed=step,
@@ -122,8 +173,9 @@ def _updates(adapted: Any, groups: list[tuple[Trajectory, ...]], *, micro_batch_
     return seconds[1:]
 
 
-async def _rounds(adapted: Any, renderer: Renderer, rounds: int, *, alone: bool) -> dict[str, list[w3.Cost]]:
-    work = w3.Work()
+async def _rounds(
+    adapted: Any, renderer: Renderer, work: w3.Work, rounds: int, *, alone: bool
+) -> dict[str, list[w3.Cost]]:
     if alone:
         async with w3.ours(adapted, renderer, work) as side:
             return {"ours": [await side() for _ in range(rounds)]}

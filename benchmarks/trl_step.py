@@ -29,6 +29,8 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+LORA = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+
 
 class _Counting(GRPOTrainer):
     """Counts what is sampled, or takes what is given in its place."""
@@ -45,7 +47,7 @@ class _Counting(GRPOTrainer):
         return out
 
 
-class _Clock(TrainerCallback):
+class Clock(TrainerCallback):
     """Takes the time of each step."""
 
     def __init__(self, device: str) -> None:
@@ -89,7 +91,7 @@ def main(folder: Path) -> None:
         disable_tqdm=True,
         shuffle_dataset=False,
     )
-    clock = _Clock(work["device"])
+    clock = Clock(work["device"])
     trainer = _Counting(
         model=AutoModelForCausalLM.from_pretrained(
             folder / "model", dtype=getattr(torch, work.get("dtype", "bfloat16" if is_cuda else "float32"))
@@ -99,11 +101,11 @@ def main(folder: Path) -> None:
         train_dataset=Dataset.from_dict({"prompt": prompts * (work["steps"] + warm_up)}),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         callbacks=[clock],
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+        peft_config=LORA,
     )
     trainer.given = work.get("completions")
     trainer.train()
-    seconds, cpu_s = _between(clock.ends), _between(clock.cpu_ends)
+    seconds, cpu_s = between(clock.ends), between(clock.cpu_ends)
     result = {
         "version": trl.__version__,
         "seconds": seconds[warm_up:],
@@ -114,7 +116,8 @@ def main(folder: Path) -> None:
     print(json.dumps(result), flush=True)
 
 
-def _between(ends: list[float]) -> list[float]:
+def between(ends: list[float]) -> list[float]:
+    """Seconds from each moment to the next."""
     return [after - before for before, after in pairwise(ends)]
 
 

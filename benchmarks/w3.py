@@ -1,8 +1,9 @@
-"""W3: one group of multi-turn episodes with real forward passes and real MCP calls over stdio.
+"""W3: groups of multi-turn episodes with real forward passes and real MCP calls over stdio.
 
-G episodes of one prompt; in each, `calls` turns of filler and a tool call, then a final text. The tokens are
-forced, so everyone does the same work. The floor is that work with nothing around it: one transformers cache
-for the whole group, kept over the turns, every row in step with the others, each call made by the bare SDK.
+A group of episodes for each of some prompts; in each, `calls` turns of filler and a tool call, then a final
+text. The tokens are forced, so everyone does the same work. The floor is that work with nothing around it:
+one transformers cache for all rows, kept over the turns, every row in step with the others, each call made by
+the bare SDK.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ _MAX_CONTEXT = 8192
 class Work:
     """What every side does."""
 
+    tasks: int = 1
     group: int = 8
     calls: int = 4
     prompt_words: int = 256
     filler: int = 48  # tokens before each call
 
     @property
-    def prompt(self) -> JsonObject:
-        return {"role": "user", "content": "Look up items." + " the" * self.prompt_words}
+    def prompts(self) -> list[str]:
+        """What the user says in each task: as many tokens."""
+        return [f"Look up items {n}." + " the" * self.prompt_words for n in range(self.tasks)]
 
     def text(self, turn: int) -> str:
         """What the policy says in a turn, up to the end-of-turn token."""
@@ -62,7 +65,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """One rollout of the whole group; CPU seconds are this process's, the server has its own."""
+    """One rollout of all groups; CPU seconds are this process's, the server has its own."""
 
     cpu_s: float
     generated: int
@@ -84,20 +87,23 @@ async def ours(
         decode=renderer.decode,
         stop_ids=renderer.stop_ids,
         max_context=_MAX_CONTEXT,
-        slots=work.group,
+        slots=work.tasks * work.group,
         sample=forced_rows,
     )
     engine = policy.engine
     assert isinstance(engine, SlotEngine)
-    task = Task.model_validate(
-        {
-            "prompt": [work.prompt],
-            "reward_spec": {
-                "ground_truth": {"task_id": "w3", "success": {"must_call_tool": "lookup.lookup"}}
-            },
-            "extra_info": {"tools": ["lookup.lookup"]},
-        }
-    )
+    tasks = [
+        Task.model_validate(
+            {
+                "prompt": [_user(text)],
+                "reward_spec": {
+                    "ground_truth": {"task_id": f"w3-{n}", "success": {"must_call_tool": "lookup.lookup"}}
+                },
+                "extra_info": {"tools": ["lookup.lookup"]},
+            }
+        )
+        for n, text in enumerate(work.prompts)
+    ]
 
     def script(request: CompletionRequest) -> tuple[int, ...]:
         return renderer.action_ids(work.text(sum(m["role"] == "tool" for m in request.messages)))
@@ -107,7 +113,7 @@ async def ours(
         merged.sync()
         policy.on_weights_changed()
         trajectories = await collect(
-            list(attempts([task], per_task=work.group, seed=0)),
+            list(attempts(tasks, per_task=work.group, seed=0)),
             policy=ForcedPolicy(policy, script),
             tools=pool,
             settings=AgentSettings(sampling=Sampling(), max_context_tokens=_MAX_CONTEXT),
@@ -155,32 +161,34 @@ async def floor(model: Any, renderer: Renderer, work: Work) -> AsyncIterator[Sid
         yield run
 
 
+def _user(text: str) -> JsonObject:
+    return {"role": "user", "content": text}
+
+
 @torch.no_grad()
 def _by_hand(
     model: Any, renderer: Renderer, work: Work, schema: JsonObject, call: Callable[[str], str]
 ) -> Cost:
     started = time.process_time()
-    ids = renderer.prompt_ids([work.prompt], (schema,))
+    prompts = [list(renderer.prompt_ids([_user(text)], (schema,))) for text in work.prompts]
     cache = DynamicCache(config=model.config)
-    generated, prefilled = 0, len(ids)
+    generated, prefilled, rows = 0, sum(map(len, prompts)), work.tasks * work.group
 
-    def forward(rows: list[list[int]]) -> torch.Tensor:
-        out = model.model(input_ids=torch.tensor(rows), past_key_values=cache, use_cache=True)
+    def forward(ids: list[list[int]]) -> torch.Tensor:
+        out = model.model(input_ids=torch.tensor(ids), past_key_values=cache, use_cache=True)
         return out.last_hidden_state[:, -1]
 
-    hidden = forward([list(ids)]).expand(work.group, -1)  # the prompt once for the group
-    for layer in cache.layers:
-        layer.keys = layer.keys.expand(work.group, -1, -1, -1).contiguous()  # type: ignore[union-attr]
-        layer.values = layer.values.expand(work.group, -1, -1, -1).contiguous()  # type: ignore[union-attr]
+    hidden = forward(prompts).repeat_interleave(work.group, 0)  # each prompt once for its group
+    cache.batch_repeat_interleave(work.group)
     for turn in range(work.calls + 1):
         for token in renderer.action_ids(work.text(turn)):
             logits = model.lm_head(hidden).float()
             torch.multinomial(torch.softmax(logits, -1), 1)
-            hidden = forward([[token]] * work.group)
-            generated += work.group
+            hidden = forward([[token]] * rows)
+            generated += rows
         if turn < work.calls:
-            answers = [call(f"item-{turn}") for _ in range(work.group)]
+            answers = [call(f"item-{turn}") for _ in range(rows)]
             suffix = list(renderer.suffix_ids([{"role": "tool", "content": answers[0]}]))
-            hidden = forward([suffix] * work.group)
-            prefilled += len(suffix) * work.group
+            hidden = forward([suffix] * rows)
+            prefilled += len(suffix) * rows
     return Cost(cpu_s=time.process_time() - started, generated=generated, prefilled=prefilled)
