@@ -108,12 +108,12 @@ Servers = Annotated[
     ),
 ]
 ReadOnly = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--read-only",
         metavar="TOOL,...",
         help="With --servers: tools (server.tool) or servers that only read but do not say so; they may be "
-        "called to see what they do.",
+        "called to see what they do; may be repeated.",
     ),
 ]
 SeedValue = Annotated[
@@ -183,7 +183,7 @@ class ConfigOptions:
         policy: str | None = None,
         data: Path | None = None,
         has_data: bool = True,
-        read_only: str | None = None,
+        read_only: Sequence[str] | None = None,
         temperature: float | None = None,
         default_temperature: float | None = None,
     ) -> TrainConfig:
@@ -205,7 +205,7 @@ class ConfigOptions:
             defaults.append(f"rollout.temperature={default_temperature}")
         options = {
             "tools.servers": None if self.servers is None else str(self.servers),
-            "tools.read_only": None if read_only is None else read_only.split(","),
+            "tools.read_only": None if read_only is None else ",".join(read_only).split(","),
             "seed": self.seed,
             "rollout.temperature": temperature,
         }
