@@ -37,6 +37,7 @@ _STEP = re.compile(r"step([0-9]+)")
 # Fields may have any name, Python keywords too (`step1.from`), so `.name` is parsed as `["name"]`.
 _WORD = re.compile(r"\S+")
 _SPACE = re.compile(r"\s*")
+_FENCE = re.compile(r"^[ \t]*```[ \t]*\w*[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"(\"[^\"]*\"|'[^']*')|\.\s*([A-Za-z_]\w*)")
 _MAX_EXPRESSION_CHARS = 300  # bounds the recursion too
 _DECIMALS = 10  # binary noise such as 0.1 + 0.2 lies far below the tenth decimal
@@ -108,9 +109,13 @@ def text_value(content: str) -> dict[str, Any]:
 
 
 def nested_value(text: str) -> Any:
-    """Return the object or list that a text is in JSON or in Python's notation, the list of several such
-    in JSON, or that of a table, rows or items (`core.text_records`); else the text itself."""
+    """Return the object or list that a text, or the one fence in it, is in JSON or in Python's notation, the
+    list of several such in JSON, or that of a table, rows or items (`core.text_records`); else the text
+    itself."""
     value = None
+    fenced = _FENCE.findall(text) if "```" in text else []
+    if len(fenced) == 1:
+        return text if isinstance(inside := nested_value(fenced[0]), str) else inside
     if text[:1] in ("[", "{"):
         try:
             value = json.loads(text)

@@ -4,7 +4,8 @@
     |------|------|        ws-1;North Bay     - ws-2: Old Mill        ID: ws-1
     | ws-1 | North Bay |   ws-2;Old Mill      1. North Bay (ws-1)     Region: coast
 
-names in one line: `Stations: ws-1, ws-2 and ws-3`, and one thing with a line for each field.
+names in one line: `Stations: ws-1, ws-2 and ws-3`, and one thing with a line, or a row of a table, for each
+field. What a fence holds (```csv) is read by `core.placeholders`.
 
 Only what has one structure from its first item to its last is taken for a list; prose is not.
 """
@@ -55,6 +56,9 @@ _BETWEEN = (
     (re.compile(r"(?P<a>.+?)\s+(?:[-–—|]|->|=>)\s+(?P<b>.+)"), False),
     (re.compile(r"(?P<a>\S[^\t]*)\t+(?P<b>[^\t]+)"), False),
 )
+_CODED = re.compile(r"(?=\S*\d)[\w./#-]+:\s")
+_DETAIL = (" (", ", ", " - ", " | ")  # begins what else a line says of the thing that it names
+_CODE_NAME = re.compile(r"[A-Za-z]+[-/#]\d+")  # of a thing, not of a field
 _Record = dict[str, str]
 
 
@@ -71,10 +75,12 @@ def text_records(text: str) -> list[Any] | None:
 
 
 def text_fields(text: str) -> dict[str, Any] | None:
-    """Return the fields of the one thing that a text is about, of which each line names one, from the first
-    such line to where they end; a title may stand above, and nothing below names one of them again. None for
-    other texts."""
+    """Return the fields of the one thing that a text is about, of which each row of a table or each line
+    names one, from the first such line to where they end; a title may stand above, and nothing below names
+    one of them again. None for other texts."""
     lines = [line.rstrip() for line in text[:_LONGEST].strip().splitlines()]
+    if (of_table := _one_thing(_table(lines) or ())) is not None:
+        return _typed([of_table])[0]
     pairs = [_PAIR.fullmatch(line) for line in lines]
     start = next((number for number, pair in enumerate(pairs) if pair), len(pairs))
     above = [line for line in lines[:start] if line and not _HEADING.match(line)]
@@ -82,7 +88,8 @@ def text_fields(text: str) -> dict[str, Any] | None:
     names = _fields([name for name, _ in fields])
     below = {pair[1] for pair in pairs[start + len(fields) :] if pair}
     is_repeated = not below.isdisjoint(name for name, _ in fields)
-    if len(above) >= _AROUND or not fields or names is None or is_repeated:
+    are_things = any(_CODE_NAME.fullmatch(name) for name, _ in fields)
+    if len(above) >= _AROUND or not fields or names is None or is_repeated or are_things:
         return None
     return _typed([_record(names, [value for _, value in fields])])[0]
 
@@ -110,13 +117,36 @@ def _joined(line: str) -> list[Any] | None:
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> tuple[dict[str, Any] | str | int | float, ...] | None:
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
+    if (records := _things(lines)) is not None:
+        return tuple(_typed(records)) if _one_thing(records) is None else None
+    if items := _items(lines):  # names
+        return tuple(record["item"] for record in _typed([{"item": str(item)} for item in items]))
+    return tuple(_typed(_things(_body(lines)) or ())) or None
+
+
+def _things(lines: Sequence[str]) -> list[_Record] | None:
+    """Records of a table, of rows, of blocks or of items."""
     for reader in (_table, _rows, _blocks):
         if records := reader(lines):
-            return tuple(_typed(records))
-    items = _items(lines)
-    if items and isinstance(items[0], str):
-        return tuple(record["item"] for record in _typed([{"item": str(item)} for item in items]))
-    return tuple(_typed([item for item in items if isinstance(item, dict)])) if items else None
+            return records
+    items = [item for item in _items(lines) or () if isinstance(item, dict)]
+    return items or None
+
+
+def _body(lines: Sequence[str]) -> list[str]:
+    """The lines between empty ones that are all of a text but a few; none if there are no such."""
+    parts = [list(group) for is_told, group in itertools.groupby(lines, lambda line: line != "") if is_told]
+    body = max(parts, key=len, default=[])
+    return body if 0 < sum(map(len, parts)) - len(body) <= _AROUND else []
+
+
+def _one_thing(records: Sequence[_Record]) -> _Record | None:
+    """The one thing of which each row of a table gives a field and its value; None for other tables."""
+    if not records or len(records[0]) != 2 or [*records[0]][1] != "value":
+        return None
+    cells = [[*record.values()] for record in records]
+    names = _fields([name for name, _ in cells])
+    return None if names is None else _record(names, [value for _, value in cells])
 
 
 def _typed(records: Sequence[_Record]) -> list[dict[str, Any]]:
@@ -258,8 +288,9 @@ def _items(lines: Sequence[str]) -> Sequence[_Record | str] | None:
             return None
         texts, longest = [_MARK.sub("", line, count=1).strip() for line in inside], _LONGEST_ITEM
     else:
-        texts, longest = [line.strip() for line in lines if line.strip()], _LONGEST_NAME
-        if texts[0].endswith(":") or _HEADING.match(texts[0]):
+        texts = [line.strip() for line in lines if line.strip()]
+        longest = _LONGEST_ITEM if texts and all(map(_CODED.match, texts)) else _LONGEST_NAME
+        if texts and (texts[0].endswith(":") or _HEADING.match(texts[0])):
             del texts[0]
         if len(texts) < 3 or any(text[-1] in ".!?:,;{}" for text in texts):
             return None
@@ -303,7 +334,11 @@ def _two_parts(texts: Sequence[str]) -> list[_Record] | None:
             if code == 1 and all(map(_YEAR.fullmatch if is_last else _NUMBER.fullmatch, codes)):
                 continue
             field = "date" if all(map(_DATE.fullmatch, codes)) else "id"
-            return [{field: row[code], "name": row[1 - code]} for row in parts]
+            names = [row[1 - code] for row in parts]
+            for mark in _DETAIL:
+                if all(mark in name for name in names):
+                    names = [name.partition(mark)[0] for name in names]
+            return [{field: row[code], "name": name} for row, name in zip(parts, names, strict=True)]
     return None
 
 
@@ -313,7 +348,8 @@ def _record(names: Sequence[str], values: Sequence[str]) -> _Record:
 
 def _fields(names: Sequence[str]) -> list[str] | None:
     """Names as fields of a record; None if one cannot be a name, or two are the same."""
-    fields = [re.sub(r"\W+", "_", _bare(name).lower()).strip("_") for name in names]
+    told = ["number" if name == "#" else _bare(name).lower() for name in names]
+    fields = [re.sub(r"\W+", "_", name).strip("_") for name in told]
     is_named = all(map(_FIELD.fullmatch, fields)) and len(set(fields)) == len(fields)
     return fields if is_named else None
 

@@ -18,6 +18,7 @@ LISTS = {
     "a table under a title": "# All\n\n|id|**Name**|\n|--|--|\n|`ws-1`|North Bay|\n|ws-2|Old Mill|\n\n2 rows",
     "a drawn table": "+--+--+\n| id | name |\n+==+==+\n| ws-1 | North Bay |\n| ws-2 | Old Mill |\n+--+--+",
     "CSV": 'id,name\nws-1,"North Bay"\nws-2,Old Mill\n',
+    "CSV under a count": "2 station(s).\n\nid,name\nws-1,North Bay\nws-2,Old Mill\n\nPage 1 of 1",
     "rows with semicolons": "id; name\nws-1; North Bay\nws-2; Old Mill",
     "rows with tabs": "id\tname\nws-1\tNorth Bay\nws-2\tOld Mill",
     "columns with spaces": "ID     NAME\nws-1   North Bay\nws-2   Old Mill",
@@ -95,6 +96,8 @@ NO_LISTS = {
     "prose": "The harbour opens at nine.\nShips arrive from 10, and leave - if they can - at 12.",
     "fields of one thing": "Floor: level 3\nGuard: Vera Rossi\nHumidity: 412",
     "fields of one thing as items": "- Height: 300\n- Built: 1990\n- Operator: X",
+    "a table of one thing": "### Ada\n\n| Field | Value |\n| --- | --- |\n| Bib | 977 |\n| Age | 21 |",
+    "two lists": "A\n\nid,name\nws-1,x\nws-2,y\n\nid,name\nws-1,x\nws-2,y",
     "counts by name": "- Anna: 3\n- Ben: 4",
     "sentences as items": "- It rains.\n  And it is cold, too.\n- Nothing: else",
     "code": "def f(x):\n    return {1: 2}\nf(3)",
@@ -152,6 +155,36 @@ def test_a_reference_leads_into_a_list_that_is_a_text() -> None:
         resolve_references("${count(step1.text)}", {"step1": {"text": "no list"}})
 
 
+@pytest.mark.parametrize(
+    ("fenced", "expression", "value"),
+    [
+        ("2 rooms:\n\n```csv\nid,name\nws-1,North Bay\nws-2,Old Mill\n```", "[1].name", "Old Mill"),
+        ('Found it.\n```json\n{"bay": {"depth": 12}}\n```\nAsk again.', ".bay.depth", "12"),
+        ("```\nid: ws-1\nname: North Bay\n```", ".name", "North Bay"),
+    ],
+)
+def test_a_reference_leads_into_the_fence_of_a_text(fenced: str, expression: str, value: str) -> None:
+    assert resolve_references(f"${{step1.text{expression}}} m", {"step1": {"text": fenced}}) == f"{value} m"
+    twice = f"{fenced}\n\n{fenced}"  # nobody knows which is meant
+    with pytest.raises(PlaceholderError):
+        resolve_references(f"${{step1.text{expression}}}", {"step1": {"text": twice}})
+
+
+def test_long_lines_that_begin_with_a_code_are_a_list_of_which_only_the_names_are_told() -> None:
+    wines = ("W-1: Riesling 2020 (Weingut am Steinberg), 8 x 0.75 l, in the cellar below the old barn",)
+    wines += ("W-2: Meursault 2019 (Domaine), 2 x 0.75 l", "W-3: Rioja 2011 (Bodega), 1 x 0.75 l")
+    text = "\n".join(("Wines: 3", "Bottles: 11", "", *wines))
+    names = ("Riesling 2020", "Meursault 2019", "Rioja 2011")
+    assert text_records(text) == [{"id": f"W-{n}", "name": name} for n, name in enumerate(names, start=1)]
+
+
+def test_a_column_of_places_has_a_name() -> None:
+    assert text_records("| # | Name |\n|---|---|\n| 1 | Ada |\n| 2 | Bo |") == [
+        {"number": 1, "name": "Ada"},
+        {"number": 2, "name": "Bo"},
+    ]
+
+
 def test_names_that_commas_alone_join_are_a_list_and_a_sentence_an_address_or_numbers_are_none() -> None:
     assert text_records("aurora,old-mill,b2/juno,Riga") == ["aurora", "old-mill", "b2/juno", "Riga"]
     assert text_records("brief.md,plan.md") == ["brief.md", "plan.md"]
@@ -173,6 +206,8 @@ def test_names_that_commas_alone_join_are_a_list_and_a_sentence_an_address_or_nu
         ("# Room 7\n**Floor**: 3\nOpen: no\n\nAsk at the door.", {"floor": 3, "open": "no"}),
         ("# Room 7\n\n*The large one*\n\n## Facts\n- Id: #3\n- Floor: 2", {"id": 3, "floor": 2}),
         ("Result: 42", {"result": 42}),
+        ("# Ada\n\n| Field | Value |\n|--|--|\n| **Age** | 21 |\n| Club | - |", {"age": 21, "club": "-"}),
+        ("Rack: A1\nW-001: Barolo 2016\nW-002: Brunello 2015", None),  # two things
         ("Floor: 3\nGuard: Ada\n\nFloor: 4\nGuard: Bo", None),
         ("One\nTwo\nThree\nFloor: 3", None),
         ("The harbour opens at nine.\nShips arrive from 10.", None),

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from mcpagent.core.placeholders import format_value, nested_value
-from mcpagent.core.text_records import text_records
 from mcpagent.core.values import is_json_array, is_json_object, numbers_in
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.phrasing import AnswerContext
@@ -66,7 +65,6 @@ def _records(content: str) -> tuple[_Record, ...]:
 def _objects(value: Any) -> Iterator[_Record]:
     if isinstance(value, str):
         value = nested_value(value)
-        value = text_records(value) if isinstance(value, str) else value
     if is_json_object(value):
         plain = {k: v for k, v in value.items() if not isinstance(v, dict | list) and v is not None}
         yield tuple((name.replace("_", " "), format_value(v)) for name, v in plain.items())
