@@ -12,7 +12,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.leaves import Leaf
 from mcpagent.synth.explore.paging import is_cursor, is_paging
-from mcpagent.synth.explore.words import VERBS, name_words
+from mcpagent.synth.explore.words import VERBS, is_order, name_words
 
 # The words by which a tool that lists what is in a folder, and a field with its names, are called.
 LISTS_FILES = frozenset(("list", "dir", "directory", "folder", "tree", "ls", "browse", "glob"))
@@ -29,14 +29,20 @@ SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 @dataclass(frozen=True)
 class Fact:
-    """A call that gave an answer of its own. Nothing is asked of a `page` after the first, which nobody could
-    name; `is_whole`: the lists of the answer are all that there is."""
+    """A call that gave an answer of its own. `page` counts from 1; `is_whole`: the lists of the answer are
+    all that there is."""
 
     spec: ToolSpec
     arguments: JsonObject
     leaves: tuple[Leaf, ...] = ()
     page: int = 1
     is_whole: bool = True
+
+    @property
+    def is_sayable(self) -> bool:
+        """Whether a person could say what the call is about: not of a later page, nor of a list that is
+        sorted in some way."""
+        return self.page == 1 and not any(map(is_order, self.arguments))
 
     @property
     def texts(self) -> Iterator[tuple[str, str]]:
@@ -120,7 +126,7 @@ class Silence:
             count = "1 tool does" if len(self.tools) == 1 else f"{len(self.tools)} tools do"
             return (
                 f"{count} not say that they only read and were never called: {', '.join(self.tools)}; name "
-                "those that do with --read-only, or take a guess by their names with --yes-read-only"
+                "those that do with --read-only (--yes-read-only takes those that seem to)"
             )
         *others, last = self.tools
         named = f"{', '.join(others)} and {last}" if others else last
@@ -152,7 +158,7 @@ class ToolGraph:
     def add(self, fact: Fact) -> None:
         """Keep a fact."""
         self.facts.append(fact)
-        for value, leaf, prefix in given_by(fact) if fact.page == 1 else ():
+        for value, leaf, prefix in given_by(fact) if fact.is_sayable else ():
             self._givers.setdefault(value, []).append((fact, leaf, prefix))
 
     def edges_into(self, fact: Fact) -> list[Edge]:

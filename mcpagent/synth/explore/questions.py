@@ -58,6 +58,7 @@ _SETS = words_of("set update change edit mark")
 _WHEN = words_of("date time day")
 _LISTING = words_of("list find search")
 _DONE = re.compile(r"born|built|made|sold|sent|bought|paid|\w\w+[^e]ed")  # when something was done
+_BY = re.compile(r"\w+ed by ")
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 
 
@@ -159,9 +160,10 @@ def is_choice(spec: ToolSpec, parameter: str) -> bool:
 
 
 def within(what: str, about: str) -> str:
-    """Return `what` of a thing, or for a free text: `comment 7 of task 12`, `book Emma for "night"`."""
-    link = "for" if about.startswith('"') else "of"
-    return f"{what} {link} {about}" if about else what
+    """Return `what` of a thing, or for a free text: `comment 7 of task 12`, `book Emma for "night"`; `the
+    room booked by Ada` by what was done."""
+    link = "for " if about.startswith('"') else "" if _BY.match(about) else "of "
+    return f"{what} {link}{about}" if about else what
 
 
 # Fields and items
@@ -218,7 +220,10 @@ def item_of(leaf: Leaf, fact: Fact, about: str) -> str | None:
         has_name = kind != "" and kind[:-1] in spaced(level.kind)  # `entities`
         if level.only and about:
             # The note of contact 12, but not the node of node Juno.
-            same = (leaf.value for leaf in fact.leaves if leaf.level and leaf.level.rows == level.rows)
+            names = (leaf for leaf in fact.leaves if leaf.level and leaf.level.rows == level.rows)
+            same = (
+                leaf.value for leaf in names if not leaf.name or is_naming(leaf.name) or kind in leaf.name
+            )
             if given.isdisjoint(map(str, same)):
                 if not kind:
                     return None

@@ -215,7 +215,7 @@ class Shapes:
             return None  # the question names a thing, of which another tool may tell it
         ((parameter, value),) = fact.arguments.items()
         kind = questions.kind_of(fact.spec, parameter)
-        unsaid = goal_of(leaf, fact, about=f"the {kind}") if kind else None
+        unsaid = goal_of(leaf, fact, about=f"the {kind}") if kind and not kind.endswith(" by") else None
         if not unsaid or questions.table_of(value):
             return None
         walk = replace(self.single(rng, fact, leaf, unsaid), kind="missing_parameter", shape="told")

@@ -93,7 +93,7 @@ async def explore_dataset(
             remedy="name the tools that only read: --read-only SERVER.TOOL,... (tools.read_only); or write "
             "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
-    facts, asked = [fact for fact in learned.graph.facts if fact.page == 1], asked or Asked()
+    facts, asked = [fact for fact in learned.graph.facts if fact.is_sayable], asked or Asked()
     splits = [split for split in SPLITS if counts.get(split)]
     askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
     subjects = Subjects(learned.graph.facts)

@@ -46,6 +46,10 @@ _WRITING = words_of(
     "undo redo commit push init clone bulk batch mark assign complete archive apply install borrow return "
     "book cancel renew"
 )
+# Begins a description of what a tool gives, not of what it does.
+_GIVES = words_of(
+    "a an the one all any every each everything everybody everyone who what which where when whether how"
+)
 # What people outside hear of, or what cannot be undone by a copy of the data.
 _REACHES_OUT = words_of(
     "buy call email invite mail notify order pay publish push sell send submit transfer trigger sms tweet "
@@ -105,15 +109,25 @@ def noun_in(name: str) -> str:
     return " ".join(word for word in spaced(name).split() if singular(word) not in IDENTIFIERS | FREE_TEXT)
 
 
+def is_order(parameter: str) -> bool:
+    """Return whether a parameter only says how an answer is sorted: `by`, `order_by`, `sort`."""
+    words = {*spaced(parameter).split()}
+    return "sort" in words or ("by" in words and words <= _ENDS | {"order"})
+
+
 def seems_to_read(spec: ToolSpec) -> bool:
     """Return whether a tool only reads, by what it says of itself, else by the verb that its name or its
-    description begins with."""
+    description begins with, or if that begins with what the tool gives ("One runner by bib number")."""
     server = set(spaced(spec.server).split())
     named = next((word for word in spaced(spec.name).split() if word not in server), "")
-    described = singular(spec.description.partition(" ")[0].strip(".:,").lower())
     if spec.annotations.read_only or named in _READING:
         return True
-    return described in _READING and not set(spaced(spec.name).split()) & _WRITING
+    told = re.findall(r"[a-z]+", re.split(r"[.\n]", spec.description, maxsplit=1)[0].lower())
+    words = {*spaced(spec.name).split()}
+    if told and singular(told[0]) in _READING:
+        return words.isdisjoint(_WRITING)
+    said = {*words, *(form for word in told for form in (word, singular(word), word[:-1], word[:-2]))}
+    return not _GIVES.isdisjoint(told[:1]) and said.isdisjoint(_WRITING | _REACHES_OUT)  # "is deleted"
 
 
 def stays_here(spec: ToolSpec) -> bool:

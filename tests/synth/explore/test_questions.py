@@ -46,6 +46,10 @@ SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "
             fact("list_ships", {"port": "Riga"}, {"result": [{"name": "Juno", "tons": 950}]}),
             "the number of tons of the ship of port Riga",
         ),
+        (
+            fact("bookings", {"booked_by": "Ada"}, {"bookings": [{"room": "B-12", "booked_by": "Ada"}]}),
+            "the room of the booking booked by Ada",
+        ),
         (fact("ship", {"which": "Mistral"}, {"captain": "Lito"}), "the captain of ship Mistral"),
         (fact("get_ship", {"ship_id": 71}, {"berths": 12}), "the number of berths of ship 71"),
         (fact("list_ships", {}, {"ships": SHIPS}), "the number of tons of ship Aurora"),
@@ -196,6 +200,16 @@ def test_a_change_is_wished_for_in_the_words_of_the_tool(
     tool: str, arguments: dict[str, Any], wish: str
 ) -> None:
     assert wish_of(fact(tool, arguments, {}).spec, arguments) == wish
+
+
+def test_nobody_asks_for_what_is_first_in_some_order() -> None:
+    best = {"ships": [{"captain": "Lito Brandt"}, {"captain": "Ada Kurz"}]}
+    facts = [fact("top_ships", {name: "tons"}, best) for name in ("by", "sort", "sort_by", "order_by")]
+    assert not any(each.is_sayable for each in facts)
+    assert (
+        fact("get_order", {"order": 12}, best).is_sayable
+        and fact("ships", {"owned_by": "A"}, best).is_sayable
+    )
 
 
 def test_frames_differ() -> None:

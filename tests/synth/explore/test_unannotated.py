@@ -26,6 +26,15 @@ LIGHTHOUSES = Path(__file__).with_name("silent_server.py")
         ("moons", "List the moons of a planet", True),
         ("delete_note", "Delete a note", False),
         ("frobnicate", "Frobnicate the notes", False),
+        ("runner", "One runner by bib number.", True),
+        ("splits", "The times of a runner.\nDeletes nothing.", True),
+        ("bed", "Who or what is in one bed", True),
+        ("room_schedule", "Everything that happens in a room", True),
+        ("order_status", "Get the status of an order", True),
+        ("door", "The remote: open or close it", False),
+        ("book_room", "A room is reserved", False),
+        ("lamp", "Toggle the light of a room, or all of them", False),
+        ("lights", "Every light is deleted", False),
     ],
 )
 def test_what_a_tool_seems_to_do_is_told_by_its_first_words(name: str, description: str, reads: bool) -> None:
@@ -57,7 +66,7 @@ def test_a_task_that_is_right_once_only_is_left_out(tmp_path: Path) -> None:
     """The server tells other heights after its third start."""
     write_config(tmp_path, "silent", "-S", LIGHTHOUSES, tmp_path / "log", "--grows")
     counts = ("--train", "8", "--validation", "0", "--heldout", "0", "--out", "d", "--json")
-    read_only = ("--read-only", "silent.list_lamps,silent.get_lamp")
+    read_only = ("--read-only", "silent.list_lamps", "--read-only", "silent.get_lamp")
     done = mcpagent("gen-data", "--explore", "--servers", "mcp.json", *read_only, *counts, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)["fresh_start"]
