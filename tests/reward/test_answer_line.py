@@ -281,6 +281,7 @@ def test_an_abstention_says_none_and_invents_nothing() -> None:
 
     assert abstains("None of my tools tells who the captain is.\nAnswer: none")
     assert abstains("Answer: not possible")
+    assert abstains("I looked for the Aurora.\nAnswer: ship Aurora not found")
     assert not abstains("None of my tools tells that.")
     assert not abstains("I do not have such a tool. Musa is its captain.\nAnswer: none")
     assert not abstains("I have no tool for that.\nAnswer: Musa")
@@ -309,6 +310,8 @@ def test_an_abstention_says_none_and_invents_nothing() -> None:
         ("I have no tool for that, so it was done elsewhere.", False),
         ("I have no tool for that. A register of ships would be a good place to look.", True),
         ("I cannot change that. Someone with the rights would need to do it.", True),
+        ("I'm unable to do that. Please ask the port to have the captain of it changed.", True),
+        ("I'm unable to do that. The captain was changed.", False),
     ],
 )
 def test_an_abstention_may_advise_and_give_examples_but_not_tell(text: str, holds: bool) -> None:

@@ -483,6 +483,20 @@ WHY = {"type": "choice", "value": "timeout", "options": ["timeout", "crash"]}
             "After 8000 ms",
             "After 912 ms",
         ),
+        (
+            {"type": "pairs", "value": {"bib 12": "M Open", "bib 15": "W Open"}},
+            "What is the category of bib 12 and of bib 15?",
+            "bib,category\n12,M Open\n15,W Open",
+            "bib 12: M Open, bib 15: W Open",
+            "bib 12: W Open, bib 15: M Open",
+        ),
+        (
+            {"type": "name", "value": "5:22 min/km"},
+            "What is the pace of bib 12?",
+            "bib,pace,best\n12,5:22 min/km,5:02 min/km",
+            "5:22 min/km",
+            "5:02 min/km",
+        ),
         (TYPES, "What type is www?", RECORDS, "www is a CNAME record", "www is an A record"),
         (TYPES | {"value": "A"}, "What type is api?", RECORDS, "an A record", "a CNAME record"),
         (
@@ -1689,3 +1703,94 @@ def test_other_lines_offsets_and_everyday_words_are_read_in_a_free_text(
     check: dict[str, Any], said: str, shown: str, right: str, wrong: str
 ) -> None:
     assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]
+
+
+RUNNER = "# Ada Kurz\n|Field|Value|\n|--|--|\n|Bib|12|\n|Class|M Open|\n|Club|Lake Run|\n|Place|43|"
+RUNNERS = "bib,runner,class,club\n12,Ada Kurz,M Open,Lake Run\n15,Bo Lind,W Open,Hill Run"
+LESSONS = "time,subject,teacher\n08:50,Latin,Uwe Abel\n11:40,Art,Ida Blum\n12:30,Music,Kai Corte"
+WINES = "code,name,drink,from\nW-1,Soave,2023 to 2029,1750578000\nW-2,Etna,2024 to 2031,1750664400"
+
+
+@pytest.mark.parametrize(
+    ("check", "said", "shown", "right", "wrong"),
+    [
+        (
+            {"type": "name", "value": "Lake Run"},
+            "Club of bib 12?",
+            RUNNER,
+            "Ada Kurz runs for **Lake Run** (class M Open, place 43).",
+            "Ada Kurz runs for **Hill Run** (class M Open, place 43).",
+        ),
+        (
+            {"type": "name", "value": "Ida Blum"},
+            "Who is the teacher of the second lesson?",
+            LESSONS,
+            "| Time | Subject | Teacher |\n|--|--|--|\n| 11:40 | Art | Ida Blum |",
+            "| Time | Subject | Teacher |\n|--|--|--|\n| 12:30 | Music | Kai Corte |",
+        ),
+        (
+            {"type": "pairs", "value": {"bib 12": "M Open", "bib 15": "W Open"}},
+            "What is the class of bib 12 and of bib 15?",
+            RUNNERS,
+            "| Bib | Runner | Class |\n|--|--|--|\n| 12 | Ada Kurz | M Open |\n| 15 | Bo Lind | W Open |",
+            "| Bib | Runner | Class |\n|--|--|--|\n| 12 | Ada Kurz | W Open |\n| 15 | Bo Lind | M Open |",
+        ),
+        (
+            {"type": "pairs", "value": {"wine W-1": "2023 to 2029", "wine W-2": "2024 to 2031"}},
+            "Tell me the drink of wine W-1 and of wine W-2.",
+            WINES,
+            "Drink the W-1 between 2023 and 2029, the W-2 between 2024 and 2031.",
+            "W-1: 2024-2031, W-2: 2023-2029",
+        ),
+        (
+            {"type": "number", "value": 3},
+            "How many lessons are there?",
+            LESSONS,
+            "There are 3 lessons:\n\n1. Latin\n2. Art\n3. Music",
+            "There are 4 lessons:\n\n1. Latin\n2. Art\n3. Music",
+        ),
+        (
+            {"type": "name", "value": "11:40"},
+            "At what time is the second lesson?",
+            LESSONS,
+            "The second lesson is at 11:40. The first one is at 08:50.",
+            "The first one is at 11:40, the second is at 08:50.",
+        ),
+        (
+            {"type": "name", "value": "Ada Kurz"},
+            "Who is the applicant of P-7?",
+            '{"applicant": "Ada Kurz", "officer": "S. Jansen"}',
+            "The applicant of P-7 is Ada Kurz. The officer in charge is S. Jansen.",
+            "The applicant of P-7 is Ada Kurz. Or rather: S. Jansen.",
+        ),
+        (
+            {"type": "number", "value": 1750578000},
+            "When is wine W-1 from?",
+            WINES,
+            "From 22 June 2025, 07:40 UTC.",
+            "From 23 June 2025, 07:40 UTC.",
+        ),
+        (
+            {"type": "name", "value": "Lake Run"},
+            "Club of bib 12?",
+            RUNNER,
+            "It is Lake Run.",
+            "Lake Run - or rather no, Hill Run.",
+        ),
+    ],
+)
+def test_what_chat_models_tell_with_a_value_is_read(
+    check: dict[str, Any], said: str, shown: str, right: str, wrong: str
+) -> None:
+    assert those_that_hold(check, (right, wrong), said=said, shown=shown, on_line=False) == [right]
+
+
+@pytest.mark.parametrize("head", ["Or", "Other class", "Maybe", "Alternative"])
+@pytest.mark.parametrize("others", [("W Open", "M Open"), ("W Open", "W Open")])
+def test_a_column_of_a_table_hides_no_second_value(head: str, others: tuple[str, str]) -> None:
+    check = {"type": "pairs", "value": {"bib 12": "M Open", "bib 15": "W Open"}}
+    table = (
+        f"| Bib | Class | {head} |\n|--|--|--|\n| 12 | M Open | {others[0]} |\n| 15 | W Open | {others[1]} |"
+    )
+    said = "What is the class of bib 12 and of bib 15?"
+    assert not those_that_hold(check, (table,), said=said, shown=RUNNERS, on_line=False)

@@ -50,7 +50,10 @@ _HELP = pattern("help")
 _HARMLESS = pattern("harmless")
 _TELLING = pattern("telling")  # "the sheet says"
 _DONE = pattern("done")
-_TO_DO = re.compile(r"\b(?:(?:has|have|needs?) to|must|should|can|could|would) be \w+")
+_TO_DO = re.compile(
+    r"\b(?:(?:has|have|needs?) to|must|should|can|could|would) be \w+"
+    r"|\bto (?:have|get) (?:[^\s.,;]+ ){1,8}\w+ed\b"
+)
 _NAME = re.compile(r"(?<![.!?:;\s])[ \t]+[\"'“‘(*•-]*([A-Z][\w.&'-]*)")  # begins no sentence
 _CODE = re.compile(
     r"\b(?:[A-Z]{2,}[\w-]*|(?=\w*\d)(?=\w*[A-Za-z])\w{2,})\b|\b(?:https?://|www\.)\S+|\S+@\S+\.\w+"

@@ -29,6 +29,7 @@ _TEX_MARKS = (("\\times", "×"), ("\\cdot", "×"), ("\\%", "%"), ("\\$", "$"), (
 _LINK = re.compile(r"\[([^\]\n]+)\]\((?:mailto:)?([^()\s]+)\)|<((?:https?:|mailto:)?[^<>\s]*[@/][^<>\s]*)>")
 _POWER = re.compile(r"(\d(?:\.\d+)?)\s?[×x*·]\s?10\s?(?:\^\s?\{?\s?([-+−]?\d+)\}?|([⁻⁺]?[⁰¹²³⁴-⁹]+))")
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_DRAWN = re.compile(r"½ ?[-–—] ?½")  # of chess
 _VULGAR = re.compile(r"(\d*)\s?([¼½¾⅓⅔⅛])")
 _MIXED = re.compile(r"(?<![\d/.])(\d+) ([1-9])/([248])(?![\d/])")  # 12 3/4
 _QUOTES = str.maketrans(
@@ -131,6 +132,7 @@ def canonical(text: str) -> str:
     if "10" in text:
         text = _POWER.sub(lambda m: f"{m[1]}e{(m[2] or m[3]).translate(_RAISED).replace('−', '-')}", text)
     if not text.isascii():
+        text = _DRAWN.sub("1/2-1/2", text)
         text = _VULGAR.sub(lambda m: f"{float(m[1] or 0) + unicodedata.numeric(m[2]):.4g}", text)
         text = unicodedata.normalize("NFKC", text.translate(_QUOTES))
         text = "".join(map(_plain_character, text))

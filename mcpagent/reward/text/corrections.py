@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +26,7 @@ from mcpagent.reward.text.words import pattern
 
 CORRECTION = pattern("correction")
 NO_TITLE = r"(?<!\bMr\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bMrs\.)(?<!\bMme\.)(?<!\bProf\.)(?<!\bvs\.)"
-_SENTENCE = re.compile(rf"(?<=[.!?;]){NO_TITLE}\s+|\.{{2,}}\s*|\n+")
+_SENTENCE = re.compile(rf"(?<=[.!?;]){NO_TITLE}(?<!\b[A-Z]\.)\s+|\.{{2,}}\s*|\n+")
 # What takes back more than one value, or a yes. Fewer words than `CORRECTION`: a set may have NO.
 _WITHDRAWAL = re.compile(
     r"\b(?:sorry|correction|i meant?|or rather|make that|scratch that|on 2nd thoughts?|oops|nope"
@@ -129,13 +130,19 @@ def _is_another(
     if not corrects and is_about_another(part, [format_value(value)], context):
         return False
     labels = {word for result in context.results for word in field_labels(result.content)}
+    if not corrects and _names_another_field(part, labels, said):
+        return False  # "The officer is Bo" says nothing of the applicant
     named = {word for word in words(" ".join(rest)) if len(word) > 1}
     named -= labels | {*words(format_value(value))}
-    return (
-        bool(named)
-        and named <= _shown_words(context)
-        and (corrects or all(word[0].isupper() for word in rest))
-    )
+    is_name = all(word[0].isupper() for word in rest)
+    is_shown = named <= _shown_words(context)
+    return bool(named) and (is_shown or is_name if corrects else is_shown and is_name)
+
+
+def _names_another_field(part: str, labels: Set[str], said: str) -> bool:
+    """Whether a part begins with a field of the results that the question does not name."""
+    first = next((word for word in words(part) if word not in _PLAIN), "")
+    return first in labels and stem(first) not in stems(said)
 
 
 def _are_taken_back(check: AnswerCheck, value: Any, text: str) -> bool:

@@ -20,6 +20,7 @@ from mcpagent.reward.text.exchange import exchanges
 from mcpagent.reward.text.grammar import unwrapped
 from mcpagent.reward.text.line import CHANGED_FROM, is_given, read_answer, without_asked_bound
 from mcpagent.reward.text.moments import Span
+from mcpagent.reward.text.naming import short
 from mcpagent.reward.text.phrasing import (
     HEDGE,
     WORDS_PER_REFERENCE_WORD,
@@ -39,6 +40,7 @@ from mcpagent.reward.text.rivals import (
     rival_amounts,
 )
 from mcpagent.reward.text.spans import units_for, value_spans
+from mcpagent.reward.text.tables import read_tables
 from mcpagent.reward.text.vocabulary import NEGATED, SAFE, stems
 from mcpagent.reward.text.words import pattern
 
@@ -62,6 +64,13 @@ _OF_OTHERS = re.compile(  # "The other three are open."
     r"|\(the ones? [^()]*\)",
     re.I | re.M,
 )
+_ORDINALS = {"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th", "fifth": "5th"}
+_PLACE = re.compile(rf"\b({'|'.join([*_ORDINALS, *_ORDINALS.values(), 'last'])})\b", re.I)
+_OF_PLACE = re.compile(  # "The first one is at 8:50", if the second is asked for
+    rf"(?:^|(?<=[.!?;\n]))\s*(?:(?:and|but|while) )?the {_PLACE.pattern}(?:[^.!?;\n]|\.(?=\d))*"
+    rf"|(?<=,)\s*(?:(?:and|but|while) )?the {_PLACE.pattern}(?:[^.!?;,\n]|[.,](?=\d))*",
+    re.I,
+)
 _REASON = pattern("reason")
 _GIVEN_REASON = re.compile(r", (?:as|since|because|now that)\b[^.;\n]*", re.IGNORECASE)
 _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
@@ -72,6 +81,7 @@ _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
     r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
+_COUNTED_ITEMS = re.compile(r":\s*\n(\s*(?:[-*•]|\d+[.)])[ \t].*(?:\n[ \t]*(?:[-*•]|\d+[.)])[ \t].*)*)")
 _COMPARISON = re.compile(
     r"(?:,\s+(?:unlike|(?:well )?within|(?:\w+ ){0,4}(?:more|less|(?!oth|aft|ev|nev)\w+er)(?: \w+)? than)"
     r"|(?:, \d[\d.]*(?: \w+)?)?\s(?:compared (?:with|to)|against|ahead of|behind|followed by|vs\.?"
@@ -89,9 +99,14 @@ def as_facts(value: Any) -> list[Any]:
 
 def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerContext) -> bool:
     """Return whether a free text says the value, and is an answer."""
-    facts, answer = as_facts(value), unwrapped(answer, check)
+    facts, answer = as_facts(value), read_tables(unwrapped(answer, check), context.said)
     if check.type != "pairs" and not _OF_OTHERS.search(context.said):
         answer = _OF_OTHERS.sub("", answer)
+    asked = {_ordinal(match[1]) for match in _PLACE.finditer(context.said)}
+    if asked and check.type in _SCALAR:
+        answer = _OF_PLACE.sub(lambda m: m[0] if _ordinal(m[1] or m[2]) in asked else "", answer)
+    if check.type == "number":
+        answer = _COUNTED_ITEMS.sub(lambda m: m[0] if m[1].count("\n") + 1 != value else ".", answer)
     if check.type == "set":
         answer = _GIVEN_REASON.sub("", answer)
         answer = _CHOICE.sub(lambda m: re.sub(r"\bor\b", "and", m[0]) if "," in m[1] else m[0], answer)
@@ -103,6 +118,10 @@ def text_holds(check: AnswerCheck, value: Any, answer: str, context: AnswerConte
         and not is_taken_back(check, value, read_answer(answer, check), context)
         and is_answer(check, answer, texts, context)
     )
+
+
+def _ordinal(word: str) -> str:
+    return _ORDINALS.get(word.lower(), word.lower())
 
 
 def is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: AnswerContext) -> bool:
@@ -162,6 +181,9 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         remarks = _remarks(parts, [*map(format_value, value.values())], context)
         told = "\n".join(part for part in parts if part not in remarks)
         sentences += [told, _THEREFORE.split(told)[0]]
+        # A thing that the text names is not left unsaid: "A: 5, 7" is no "A: 5, B: 7" ahead of "B: 7, 5".
+        named = [forms for forms in _forms([*value]) if any(says(form, text) for form in forms)]
+        sentences = [p for p in sentences if all(any(says(form, p) for form in forms) for forms in named)]
     sentences = [part for part in sentences if part.strip()]
     in_order = [*dict.fromkeys(part for part in reversed(sentences) if part != text)][::-1]
     sentences = [*dict.fromkeys(sentences)]
@@ -184,6 +206,11 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         is_given(check, [value], part, context) and not denied_after(text, text.find(part) + len(part))
         for part in (*sentences, _THEREFORE.split(text)[-1])
     )
+
+
+def _forms(things: list[str]) -> list[tuple[str, str]]:
+    """How each thing is called, and how next to the others."""
+    return [(thing, str(short(thing, things))) for thing in things]
 
 
 def _is_remark(part: str, option: Any, context: AnswerContext) -> bool:

@@ -14,7 +14,7 @@ from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import blanked
 from mcpagent.reward.text.moments import Span
 from mcpagent.reward.text.names import is_weekday, words
-from mcpagent.reward.text.naming import part_spans, short, without_measure, worded_spans
+from mcpagent.reward.text.naming import number_range_spans, part_spans, short, without_measure, worded_spans
 from mcpagent.reward.text.phrasing import HEDGE, AnswerContext
 from mcpagent.reward.text.reading import says, spans_of
 from mcpagent.reward.text.shown import shown_leaves
@@ -95,6 +95,7 @@ def _item_spans(
     item: Any, text: str, context: AnswerContext, tolerance: float, units: Units = ANY_UNITS
 ) -> list[Span]:
     spans = spans_of(item, text, tolerance=tolerance, units=units) or worded_spans(item, text)
+    spans = spans or number_range_spans(format_value(item), text)
     if spans or not isinstance(item, str):
         return spans
     return part_spans(item, text, context) or (

@@ -76,7 +76,7 @@ _CLOCKS = re.compile(r"\d+:\d\d(?::\d\d)?(?: ?(?:min|h)\b)?")
 _TEMPERATURES = {"celsius", "fahrenheit", "kelvin", "K"}
 _DEGREES = re.compile(r"(?<=\d) ?([CF])\b")
 _PART_OF = re.compile(r"(?<=\w),? (?:and )?(?:\d+|one) of (?:them|these|which|whom)\b([^.;\n]*)")
-_TABLE_NUMBER = re.compile(r"^(\|) *(?:#|\d{1,2}) *\|(?=.*\|)", re.MULTILINE)
+_TABLE_NUMBER = re.compile(r"^(\|) *(#|\d{1,2}) *\|(?=.*\|)", re.MULTILINE)
 _SCORE = re.compile(r"^([^\d\n]+?) (\d+) ?[-:] ?(\d+) ([^\d\n]+)$")  # Port Valen 2-3 Ashby United
 _ASKS_WHY = re.compile(r"\b(?:why|cause[sd]?|reason)\b", re.IGNORECASE)
 _ASKS_BOUND = re.compile(r"\b(after|before|within|by|until) (?:how|what|which|when)\b", re.IGNORECASE)
@@ -130,7 +130,10 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     """Return an answer as it is read: canonical, "2 out of 5" as 2, "12 + 3 = 15" as 15, 2h05 as 2 hours and
     5 minutes, a numbered list without its numbers, an object of one field as what it holds."""
     text = canonical(unwrapped(text.strip(), check)).strip()
-    text = _OF_SOME.sub("", _TABLE_NUMBER.sub(r"\1", text))
+    rows = [int(number) for _, number in _TABLE_NUMBER.findall(text) if number != "#"]
+    if rows == [*range(1, len(rows) + 1)]:  # numbered, not called by a number
+        text = _TABLE_NUMBER.sub(r"\1", text)
+    text = _OF_SOME.sub("", text)
     numbers = [int(number) for number in _BARE_NUMBER.findall(text)]
     is_numbered = len(numbers) > 1 and numbers == [*range(1, len(numbers) + 1)]
     if check.type == "list" and is_numbered and not _BARE_NUMBER.search(written_answer(check.value)):
@@ -161,7 +164,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     unit = check.unit if check.type == "number" else check.value if check.type in ("name", "pairs") else ""
     is_time = bool(_UNIT_OF_TIME & units_of(str(unit or "")))
     if is_time or re.search(r"\d:\d\d", str(unit or "")):
-        text = re.sub(r"\b(\d+):(\d\d)(?: ?min(?:utes)?\b|(\.\d+)\b)", r"\1 min \2\3 s", text)
+        text = re.sub(r"\b(\d+):(\d\d)(?: ?min(?:utes)?\b(?!/)|(\.\d+)\b)", r"\1 min \2\3 s", text)
         text = re.sub(r"(?<=\d) ?m ?(?=\d+ ?s\b)|(?<=h)( ?\d+) ?m(?:\b|(?=\d)) ?", r"\1 min ", text)
     if is_time and (apart := _CLOCKS.sub(" ", text)) != text:
         # If the time that it takes is said with its unit, clocks are times of day.

@@ -113,7 +113,9 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
         and not re.match("[A-Z]{2}", value)
     ):
         yield "".join(word[0] for word in tokens[:-1]) + tokens[-1]  # J. S. Bach
-        yield "".join(word for word in tokens if len(word) > 1 and word not in UNSAID)
+        whole = [word for word in tokens if len(word) > 1 and word not in UNSAID]
+        if len(whole) > 1 or "." in value:  # an initial is left out, but not the class of "M Open"
+            yield "".join(whole)
     if len(tokens) == 1 and (sign := _SIGNS.get(tokens[0][1:])):  # A minus, B negative
         yield from (tokens[0][0] + word for word in sign)
     if version := _VERSION_OF.fullmatch(_put_together(tokens)):

@@ -27,7 +27,7 @@ _CAPITALISED = re.compile(r"(?:[A-Z][^\W\d_]+ ){1,3}[A-Z][^\W\d_]+")
 _MEASURE = re.compile(
     r"(?<=[^\W\d_]{3}) (?:(\d+(?:[.,]\d+)?) ?(?:%|[a-zµ]{1,3}(?:/[a-z]{1,2}[²³23]?)?)|\([^()]*\))$"
 )
-_RANGE = re.compile(r"(\d+) ?- ?(\d+)")
+_RANGE = re.compile(r"(\d+) ?(?:-|to) ?(\d+)")
 _NEXT_NUMBER = re.compile(r"[\s,]*(\d[\d.,]*)\s?([^\W\d_]*)")
 _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z]+)+")
 _POINTS = {"N": "north", "E": "east", "S": "south", "W": "west"}
@@ -43,7 +43,7 @@ _ORDINALS = (("first", "former", "1st"), ("second", "latter", "2nd"), ("third", 
 def named_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
     """Return where canonical `text` says a name: as it is written, else in other words."""
     return (
-        _range_spans(name, text)
+        number_range_spans(name, text)
         or spans_of(name, text)
         or worded_spans(name, text)
         or _with_heard_words(name, text, context)
@@ -53,13 +53,13 @@ def named_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
     )
 
 
-def _range_spans(name: str, text: str) -> list[Span]:
-    """Where a text says a range in words: "between 2 and 5" and "2 to 5" of 2-5."""
+def number_range_spans(name: str, text: str) -> list[Span]:
+    """Return where a text says a range: "between 2 and 5" and "2 to 5" of 2-5."""
     ends = _RANGE.fullmatch(canonical(name))
     if ends is None:
         return []
     low, high = ends[1], ends[2]
-    between = rf"\b(?:between {low} and|(?:from )?{low} (?:up )?(?:to|through)) {high}(?![\w.,]*\d)"
+    between = rf"\b(?:between {low} and|(?:from )?{low} ?(?:-|(?:up )?(?:to|through))) ?{high}(?![\w.,]*\d)"
     return [match.span() for match in re.finditer(between, text, re.IGNORECASE)]
 
 
@@ -189,7 +189,7 @@ def _is_inflected(word: str, of: str) -> bool:
 
 def _may_be_person(name: str, said: str) -> bool:
     """Whether a question asks for a person, or a name has a title or is two capitalised words."""
-    is_double = len(name.split()) == 2 and name.istitle() and name.replace(" ", "").isalpha()
+    is_double = len(name.split()) == 2 and name.istitle() and all(w.isalpha() and w[1:] for w in name.split())
     has_title = not UNSAID.isdisjoint({*words(name)[:1]} - {"the", "a", "an"})
     return is_double or has_title or bool({"who", "whom", "whose"} & {*words(said)})
 

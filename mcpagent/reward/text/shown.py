@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from mcpagent.core.placeholders import format_value, nested_value, text_value
+from mcpagent.core.text_records import text_fields
 from mcpagent.core.values import is_json_array, is_json_object
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.phrasing import AnswerContext
@@ -41,6 +42,8 @@ def shown_records(content: str) -> tuple[ShownRecord, ...]:
     value = text_value(content)
     if [*value] == ["text"]:
         nested = nested_value(content)
+        if isinstance(nested, str) and "|" in nested:
+            nested = text_fields(nested) or nested  # of a table with a row for each field
         if isinstance(nested, str) or _is_log(nested):
             return tuple(_of_prose(content))
         value = nested

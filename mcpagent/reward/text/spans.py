@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -31,6 +32,7 @@ _RATE = pattern("rate")
 _OTHER_MONEY = re.compile(r"(?<=\d)\s?([A-Z]{3})\b")
 _SYMBOL = re.compile(r" ?([b-df-hj-np-tv-xz]{2,3}|[a-z]?[A-Z]{1,2}[a-z]?)\b")  # of another unit: hp, dB
 _COUNTED = re.compile(r" (?:([a-z]+) )?([a-z]{2,}[^\Ws]s)\b")
+_FIRST, _LAST = 10**9, 4 * 10**9  # seconds since 1970 that are a time between 2001 and 2096
 _ASKS_MORE = re.compile(r"\b(?:what|which|how (?!many))\b", re.IGNORECASE)  # than how many
 
 
@@ -57,6 +59,9 @@ def value_spans(
     units = units_for(check, context, may_be_percent=not (is_strict or is_whole))
     spans = spans_of(value, text, tolerance=check.tolerance, units=units)
     target = as_number(value)
+    if not spans and target is not None and _FIRST <= target < _LAST:
+        time = whole_moment(datetime.fromtimestamp(target, UTC).isoformat())
+        spans = [] if time is None else moment_spans(text, time, precision=None)
     if not spans and target is not None and target < 0 and (falling := _FALLING.search(text)):
         spans = spans_of(-target, text, tolerance=check.tolerance, units=units)
         told = falling.span()  # "down 4", "4 below zero"

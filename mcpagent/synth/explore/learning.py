@@ -334,7 +334,7 @@ def _refuse(tool: _Tool, attempt: _Attempt, refusal: str, result: ToolResult) ->
     )
     for slot, place, _ in blamed:
         place.refused += 1
-        if slot.type == "string" and "enum" not in slot.lists and result.is_error:
+        if slot.type == "string" and "enum" not in slot.lists and (result.is_error or says_no(result)):
             # What it was given is repeated whole, or its beginning.
             named = [v for v in listed_values(refusal) if not any(text.startswith(v) for text in repeated)]
             slot.add("named in a refusal", LIKELY, named)

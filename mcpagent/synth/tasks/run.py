@@ -31,6 +31,7 @@ from mcpagent.tools.schemas import SchemaCheck
 
 # Tools that answer instead of failing say so in words.
 _SAYS_NO = re.compile(r"\b([Ee]rror|E[A-Z]{4,7}|[Nn]ot found|[Nn]o matches|does not exist|[Ii]nvalid)\b")
+_BEGINS_NO = re.compile(r"\W*(?:No [a-z]|There (?:is|are) no |Unknown )[^\n]{,200}")  # all of a text
 _NO_ERROR = re.compile(r"\"errors?\": (null|\"\"|false|\[\]|\{\}|0)", re.I)
 
 NO_NAME = "mcpagent-probe"  # names nothing: what a tool says of it, it says of everything
@@ -273,7 +274,7 @@ def says_no(result: ToolResult) -> bool:
     """Return whether a result that is no error speaks of one, or of nothing that there is."""
     said = as_text(result)
     head = _NO_ERROR.sub("", said)[: 400 if len(said) < 400 else 60]
-    return _SAYS_NO.search(head) is not None
+    return bool(_SAYS_NO.search(head) or _BEGINS_NO.fullmatch(result.content.strip()))
 
 
 def gold_record(

@@ -319,6 +319,22 @@ def test_what_the_description_lists_is_tried_where_nothing_else_does() -> None:
     assert asked == {"mars", "saturn"} and world.calls.total() < 16
 
 
+def test_a_text_that_says_that_there_is_none_is_no_fact_and_what_it_names_is_tried() -> None:
+    def runner(bib: int) -> str:
+        """One runner."""
+        return f"**No runner with bib {bib}.**" if bib % 3 else f"| Field | Value |\n|--|--|\n| Age | {bib} |"
+
+    def ward(ward: str) -> str:
+        """One ward."""
+        beds = {"Rowan": 14, "Hazel": 9}
+        return f"Beds: {beds[ward]}" if ward in beds else f"No such ward. Available wards: {', '.join(beds)}."
+
+    facts = World("race", runner, ward).learned().facts
+    bibs = [fact.arguments["bib"] for fact in facts if fact.spec.name == "runner"]
+    assert bibs and not any(bib % 3 for bib in bibs)
+    assert {fact.arguments["ward"] for fact in facts if fact.spec.name == "ward"} == {"Rowan", "Hazel"}
+
+
 def test_what_a_refusal_repeats_of_a_value_cut_short_is_not_tried() -> None:
     def days() -> list[dict[str, str]]:
         """List days."""
