@@ -136,7 +136,7 @@ def _things(lines: Sequence[str]) -> list[_Record] | None:
 def _body(lines: Sequence[str]) -> list[str]:
     """The lines between empty ones that are all of a text but a few; none if there are no such."""
     parts = [list(group) for is_told, group in itertools.groupby(lines, lambda line: line != "") if is_told]
-    body = max(parts, key=len, default=[])
+    body = max(parts, key=len, default=list[str]())
     return body if 0 < sum(map(len, parts)) - len(body) <= _AROUND else []
 
 

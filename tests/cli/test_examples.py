@@ -169,8 +169,11 @@ ELSEWHERE = {
     "make test-gpu": GPU,
     "python -m benchmarks.gpu --only attention --only update": GPU,
     "python -m benchmarks.gpu --device cpu --tiny": "tests/test_benchmarks.py",
-    "python -m benchmarks.rollout w3": LONG,
-    "python -m benchmarks.rollout w3 --alone --rounds 1 --micro-batch-tokens 1400 --model FOLDER": LONG,
+    "python -m benchmarks.rollout w3 --tasks 4 --rounds 3 --beside-trl": LONG,
+    (
+        "python -m benchmarks.rollout w3 --tasks 4 --rounds 1 --alone --beside-trl --model FOLDER"
+        " --dtype bfloat16 --micro-batch-tokens 1400"
+    ): LONG,
     "python -m benchmarks.rollout generate": LONG,
     "python -m benchmarks.rollout latency": LONG,
     "mcpagent gen-data --templates full --train 8000 --validation 500 --heldout 1500 --out data/full": LONG,
