@@ -37,7 +37,6 @@ _STEP = re.compile(r"step([0-9]+)")
 # Fields may have any name, Python keywords too (`step1.from`), so `.name` is parsed as `["name"]`.
 _WORD = re.compile(r"\S+")
 _SPACE = re.compile(r"\s*")
-_FENCE = re.compile(r"^[ \t]*```[ \t]*\w*[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"(\"[^\"]*\"|'[^']*')|\.\s*([A-Za-z_]\w*)")
 _MAX_EXPRESSION_CHARS = 300  # bounds the recursion too
 _DECIMALS = 10  # binary noise such as 0.1 + 0.2 lies far below the tenth decimal
@@ -113,9 +112,8 @@ def nested_value(text: str) -> Any:
     list of several such in JSON, or that of a table, rows or items (`core.text_records`); else the text
     itself."""
     value = None
-    fenced = _FENCE.findall(text) if "```" in text else []
-    if len(fenced) == 1:
-        return text if isinstance(inside := nested_value(fenced[0]), str) else inside
+    if (fenced := _fenced(text)) is not None:
+        return text if isinstance(inside := nested_value(fenced), str) else inside
     if text[:1] in ("[", "{"):
         try:
             value = json.loads(text)
@@ -124,6 +122,13 @@ def nested_value(text: str) -> Any:
     if not (is_json_object(value) or is_json_array(value)):
         value = text_records(text)
     return text if value is None else value
+
+
+def _fenced(text: str) -> str | None:
+    """Return what stands in the one fence of a text; None if there is none, or are several."""
+    lines = text.splitlines() if "```" in text else []
+    marks = [number for number, line in enumerate(lines) if line.lstrip().startswith("```")]
+    return "\n".join(lines[marks[0] + 1 : marks[1]]) if len(marks) == 2 else None
 
 
 def opened_value(text: str) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcpagent.core.placeholders import PlaceholderError, resolve_references
+from mcpagent.core.placeholders import PlaceholderError, nested_value, resolve_references
 from mcpagent.core.text_records import text_fields, text_records
 
 BAY, MILL = {"id": "ws-1", "name": "North Bay"}, {"id": "ws-2", "name": "Old Mill"}
@@ -168,6 +168,10 @@ def test_a_reference_leads_into_the_fence_of_a_text(fenced: str, expression: str
     twice = f"{fenced}\n\n{fenced}"  # nobody knows which is meant
     with pytest.raises(PlaceholderError):
         resolve_references(f"${{step1.text{expression}}}", {"step1": {"text": twice}})
+
+
+def test_fences_without_end_take_no_long_time() -> None:
+    assert isinstance(nested_value("```a\n" * 40_000), str)
 
 
 def test_long_lines_that_begin_with_a_code_are_a_list_of_which_only_the_names_are_told() -> None:

@@ -81,7 +81,9 @@ _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
     r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
-_COUNTED_ITEMS = re.compile(r":\s*\n(\s*(?:[-*•]|\d+[.)])[ \t].*(?:\n[ \t]*(?:[-*•]|\d+[.)])[ \t].*)*)")
+_COUNTED_ITEMS = re.compile(
+    r":[ \t]*\n{1,2}([ \t]*(?:[-*•]|\d+[.)])[ \t].*(?:\n[ \t]*(?:[-*•]|\d+[.)])[ \t].*)*)"
+)
 _COMPARISON = re.compile(
     r"(?:,\s+(?:unlike|(?:well )?within|(?:\w+ ){0,4}(?:more|less|(?!oth|aft|ev|nev)\w+er)(?: \w+)? than)"
     r"|(?:, \d[\d.]*(?: \w+)?)?\s(?:compared (?:with|to)|against|ahead of|behind|followed by|vs\.?"
