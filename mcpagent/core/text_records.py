@@ -117,20 +117,16 @@ def _joined(line: str) -> list[Any] | None:
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> tuple[dict[str, Any] | str | int | float, ...] | None:
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
-    if (records := _things(lines)) is not None:
-        return tuple(_typed(records)) if _one_thing(records) is None else None
-    if items := _items(lines):  # names
-        return tuple(record["item"] for record in _typed([{"item": str(item)} for item in items]))
-    return tuple(_typed(_things(_body(lines)) or ())) or None
+    whole = _listed(lines)
+    if names := [item for item in whole if isinstance(item, str)]:
+        return tuple(record["item"] for record in _typed([{"item": name} for name in names]))
+    records = [item for item in whole or _listed(_body(lines)) if isinstance(item, dict)]
+    return None if _one_thing(records) is not None else tuple(_typed(records)) or None
 
 
-def _things(lines: Sequence[str]) -> list[_Record] | None:
-    """Records of a table, of rows, of blocks or of items."""
-    for reader in (_table, _rows, _blocks):
-        if records := reader(lines):
-            return records
-    items = [item for item in _items(lines) or () if isinstance(item, dict)]
-    return items or None
+def _listed(lines: Sequence[str]) -> Sequence[_Record | str]:
+    """What a table, rows, blocks or items list; nothing if the lines are no list."""
+    return next(filter(None, (reader(lines) for reader in (_table, _rows, _blocks, _items))), ())
 
 
 def _body(lines: Sequence[str]) -> list[str]:
