@@ -159,7 +159,7 @@ lint: $(INSTALLED)  ## Check style, formatting and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-format: $(INSTALLED)  ## Format the code, and mend what ruff can mend.
+format: $(INSTALLED)  ## Format the code, and fix what ruff can fix.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
