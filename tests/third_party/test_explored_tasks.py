@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mcpagent.core.tasks import Task
+from mcpagent.core.values import scalars
 from mcpagent.storage.datasets import read_tasks
-from mcpagent.synth.explore.graph import scalars
 from mcpagent.tools.workspace import tree_digest
 from tests.running import mcpagent
 from tests.third_party.servers import Desk

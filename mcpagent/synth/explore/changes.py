@@ -14,6 +14,7 @@ from typing import Any
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolResult, ToolSpec
+from mcpagent.core.values import scalars
 from mcpagent.synth.explore import questions
 from mcpagent.synth.explore.candidates import (
     LIKELY,
@@ -24,7 +25,7 @@ from mcpagent.synth.explore.candidates import (
     value_form,
 )
 from mcpagent.synth.explore.effects import MOST_CHECKS, EffectCheck, check_of, covering, folder_of
-from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, scalars
+from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by
 from mcpagent.synth.explore.invented import invented_like, known_values
 from mcpagent.synth.explore.walks import Step, Walk, about
 from mcpagent.synth.explore.words import (

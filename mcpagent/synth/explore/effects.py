@@ -13,7 +13,8 @@ from mcpagent.core.matching import others_unchanged, values_equal
 from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolResult
-from mcpagent.synth.explore.graph import Fact, scalars
+from mcpagent.core.values import scalars
+from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.tasks.run import says_no
 
 MOST_CHECKS = 3  # of one task, and reads that watch a server

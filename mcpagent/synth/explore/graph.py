@@ -10,6 +10,7 @@ from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
+from mcpagent.core.values import scalars
 from mcpagent.synth.explore.leaves import Leaf
 from mcpagent.synth.explore.paging import is_cursor, is_paging
 from mcpagent.synth.explore.words import VERBS, is_order, name_words
@@ -65,15 +66,6 @@ class Fact:
     def _scalars(self) -> Iterator[tuple[str, Any]]:
         for name, value in self.arguments.items():
             yield from ((name, item) for item in scalars(value))
-
-
-def scalars(value: Any) -> Iterator[Any]:
-    """Yield the values in lists and objects."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from scalars(item)
-    else:
-        yield value
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from random import Random
 
+from mcpagent.core.values import scalars
 from mcpagent.synth.explore.candidates import value_form
-from mcpagent.synth.explore.graph import Fact, scalars
+from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.paging import is_paging
 from mcpagent.synth.explore.questions import is_choice
 from mcpagent.synth.explore.subjects import Subjects

@@ -16,6 +16,7 @@ from mcpagent.core.placeholders import shown_value, text_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
+from mcpagent.core.values import scalars
 from mcpagent.synth.explore.candidates import (
     GUESSED,
     LIKELY,
@@ -29,7 +30,7 @@ from mcpagent.synth.explore.candidates import (
     taken_by,
     value_form,
 )
-from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, grouped, scalars
+from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, grouped
 from mcpagent.synth.explore.leaves import Leaf, leaves_of, told_number
 from mcpagent.synth.explore.paging import is_whole, next_page
 from mcpagent.synth.explore.questions import is_of_today

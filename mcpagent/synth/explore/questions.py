@@ -19,8 +19,9 @@ from random import Random
 from typing import Any
 
 from mcpagent.core.tools import ToolSpec
+from mcpagent.core.values import scalars
 from mcpagent.reward.text.amounts import units_of
-from mcpagent.synth.explore.graph import SELECT, Edge, Fact, scalars
+from mcpagent.synth.explore.graph import SELECT, Edge, Fact
 from mcpagent.synth.explore.leaves import NEAR, Leaf, Level, is_naming
 from mcpagent.synth.explore.paging import is_cursor, is_paging
 from mcpagent.synth.explore.words import (

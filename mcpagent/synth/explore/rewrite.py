@@ -22,6 +22,7 @@ from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason
+from mcpagent.core.values import scalars
 from mcpagent.interrupts import Interrupted
 from mcpagent.llm.budget import ApiBudget, BudgetSpent
 from mcpagent.llm.client import RetryingClient
@@ -32,7 +33,6 @@ from mcpagent.policy.contract import Sampling
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.storage.datasets import DiskList
-from mcpagent.synth.explore.graph import scalars
 from mcpagent.synth.explore.questions import said_value
 from mcpagent.synth.tasks.inspect import answer_in_prompt
 from mcpagent.synth.templates.rules import GeneratedData

@@ -13,8 +13,9 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
+from mcpagent.core.values import scalars
 from mcpagent.synth.explore import questions
-from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph, scalars
+from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph
 from mcpagent.synth.explore.invented import Inventor
 from mcpagent.synth.explore.leaves import Leaf, at_step, column_of, is_naming, tells_apart
 from mcpagent.synth.explore.paging import is_paging

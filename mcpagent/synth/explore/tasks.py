@@ -14,10 +14,11 @@ from mcpagent.core.placeholders import shown_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
+from mcpagent.core.values import scalars
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import text_digest
 from mcpagent.synth.explore.changes import Change, draw_change, state_of, watching
-from mcpagent.synth.explore.graph import Fact, ToolGraph, scalars
+from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, Complexity, Task
-from mcpagent.core.values import as_number, numbers_in
+from mcpagent.core.values import as_number, numbers_in, scalars
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.tasks.run import ToolShelf
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
@@ -142,8 +142,8 @@ def task_entities(task: Task) -> set[str]:
     plan = [step.params for step in task.truth.tool_sequence]
     would = [call.get("params", {}) for call in task.extra_info.get("would_call", ())]
     slots = task.extra_info.get("slots") or {}
-    texts = _texts([plan, would, list(slots.values())])
-    return texts or {said(task)}
+    texts = (value for value in scalars([plan, would, slots]) if isinstance(value, str))
+    return {text for text in texts if not reference_texts(text)} or {said(task)}
 
 
 def groups_by(keys: Iterable[Iterable[Hashable]]) -> array[int]:
@@ -176,11 +176,3 @@ def shingles(task: Task) -> set[bytes]:
     text = " ".join(said(task).casefold().split())
     pieces = {text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1))}
     return {piece.encode(errors="surrogatepass") for piece in pieces}
-
-
-def _texts(value: object) -> set[str]:
-    if isinstance(value, str):
-        return set() if reference_texts(value) else {value}
-    if isinstance(value, dict):
-        value = list(value.values())
-    return set().union(*(_texts(item) for item in value)) if isinstance(value, list | tuple) else set()

@@ -22,7 +22,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, PlanStep, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.core.trajectory import StopReason
-from mcpagent.core.values import as_number
+from mcpagent.core.values import as_number, scalars
 from mcpagent.reward.answer import state_holds
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_readings
@@ -238,9 +238,7 @@ async def _is_unknown(task: Task, run: GoldRun, cache: CallCache) -> None:
 
 def _has_values(value: Any) -> bool:
     """Whether a result tells anything: a number or a text."""
-    if isinstance(value, dict | list):
-        return any(map(_has_values, value.values() if isinstance(value, dict) else value))
-    return value not in (None, "") and not isinstance(value, bool)
+    return any(item not in (None, "") and not isinstance(item, bool) for item in scalars(value))
 
 
 async def _fails_first(task: Task, cache: CallCache) -> tuple[ToolCall, ToolResult] | None:
