@@ -34,7 +34,7 @@ from mcpagent.errors import UserError
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, Finish
 from mcpagent.reward.assignment import assign
-from mcpagent.reward.record import EpisodeRecord
+from mcpagent.reward.record import EpisodeRecord, user_messages
 from mcpagent.reward.rule import INVALID_COST, MAX_PENALTY, WEIGHTS, grade_by_rule
 
 JUDGE_TERM = "judge"
@@ -227,8 +227,7 @@ def question(
     ]
     if variant.injection is not None and calls:
         calls[-1]["result"] = f"{calls[-1]['result']}\n{texts.injections[variant.injection]}"
-    users = [message.content for message in task.prompt if message.role == "user"]
-    parts = {"request": [*users, *task.truth.user_turns], "calls": calls, "final_answer": said}
+    parts = {"request": user_messages(task), "calls": calls, "final_answer": said}
     ordered = dict(reversed(parts.items())) if variant.is_reversed else parts
     data = without_marks(without_hidden(json.dumps(ordered, ensure_ascii=False, indent=1))[0])
     rubric = rubric_text(task) or texts.rubric

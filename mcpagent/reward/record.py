@@ -190,6 +190,11 @@ def record_of(task: Task, trajectory: Trajectory) -> EpisodeRecord:
     )
 
 
+def user_messages(task: Task) -> list[str]:
+    """Return what the user says, in all turns."""
+    return [*(m.content for m in task.prompt if m.role == "user"), *task.truth.user_turns]
+
+
 def attempts_by_user_turn(record: EpisodeRecord) -> dict[int, int]:
     """Attempts at a call in each user turn that has any: parsed or not, made or not."""
     attempts: dict[int, int] = {}

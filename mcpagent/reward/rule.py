@@ -18,7 +18,13 @@ from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.answer import answer_holds, state_holds
 from mcpagent.reward.assignment import Assignment, assign
 from mcpagent.reward.evidence import showing_calls
-from mcpagent.reward.record import EpisodeRecord, RecordedCall, attempts_by_user_turn, state_readings
+from mcpagent.reward.record import (
+    EpisodeRecord,
+    RecordedCall,
+    attempts_by_user_turn,
+    state_readings,
+    user_messages,
+)
 from mcpagent.reward.text.phrasing import AnswerContext, plain
 
 
@@ -314,7 +320,6 @@ def _context(task: Task, record: EpisodeRecord, assignment: Assignment) -> Answe
     described = [message.content for message in task.prompt if message.role == "system"]
     # Of a search the names alone: what servers say of their tools is no source of facts.
     loaded = [name for turn in record.turns for _, result in turn.searches for name in result.loaded or ()]
-    said = [message.content for message in task.prompt if message.role == "user"]
     reference = task.truth.reference_answer
     try:
         reference = (
@@ -323,7 +328,7 @@ def _context(task: Task, record: EpisodeRecord, assignment: Assignment) -> Answe
     except PlaceholderError:
         reference = None
     return AnswerContext(
-        said="\n".join([*said, *task.truth.user_turns]),
+        said="\n".join(user_messages(task)),
         offered="\n".join([*described, *loaded]),
         reference=reference,
         results=tuple(made.result for made in record.calls),

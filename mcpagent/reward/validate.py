@@ -14,6 +14,7 @@ from mcpagent.core.values import as_number, is_json_array, is_json_object
 from mcpagent.reward.answer import answer_holds
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.judge import JUDGED_METHODS, rubric_text
+from mcpagent.reward.record import user_messages
 from mcpagent.reward.text.abstention import ABSTENTIONS
 from mcpagent.reward.text.moments import whole_moment
 from mcpagent.reward.text.phrasing import AnswerContext
@@ -147,9 +148,8 @@ def _own_answer_problems(task: Task) -> Iterator[str]:
     said = reference if reference is not None else written_answer(check.value)
     if on_line := task.truth.answer_line:
         said = with_answer_line(said, None if check.type == "abstention" else check.value)
-    user = [message.content for message in task.prompt if message.role == "user"]
     context = AnswerContext(
-        said="\n".join([*user, *task.truth.user_turns]),
+        said="\n".join(user_messages(task)),
         offered="\n".join(message.content for message in task.prompt if message.role == "system"),
         reference=reference,
     )

@@ -14,6 +14,7 @@ from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, Complexity, Task
 from mcpagent.core.values import as_number, numbers_in, scalars
+from mcpagent.reward.record import user_messages
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.tasks.run import ToolShelf
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
@@ -168,7 +169,7 @@ def groups_by(keys: Iterable[Iterable[Hashable]]) -> array[int]:
 
 def said(task: Task) -> str:
     """Return what the user says, in all turns."""
-    return "\n".join([*(m.content for m in task.prompt if m.role == "user"), *task.truth.user_turns])
+    return "\n".join(user_messages(task))
 
 
 def shingles(task: Task) -> set[bytes]:
