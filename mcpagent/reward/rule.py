@@ -76,7 +76,7 @@ def writing_steps(truth: GroundTruth, read_only: Collection[str] | None) -> list
     return [
         index
         for index, step in enumerate(truth.tool_sequence)
-        if not _is_optional(step)
+        if not is_optional(step)
         and step.server not in truth.state
         and f"{step.server}.{step.tool}" not in (read_only or ())
     ]
@@ -122,7 +122,7 @@ def _turns_with_calls(truth: GroundTruth) -> list[int]:
     """The user turns of the plan, those apart whose end a state check reads: it fails if nothing was
     called in them."""
     read = {check.user_turn for checks in truth.state.values() for check in checks}
-    turns = {step.user_turn for step in truth.tool_sequence if not _is_optional(step)}
+    turns = {step.user_turn for step in truth.tool_sequence if not is_optional(step)}
     return sorted(turns - read)
 
 
@@ -157,7 +157,8 @@ def _is_named(required: str, server: str, tool: str) -> bool:
     return required in {f"{server}.{tool}", tool, server}
 
 
-def _is_optional(step: PlanStep) -> bool:
+def is_optional(step: PlanStep) -> bool:
+    """Return whether an episode may leave a step of the plan out."""
     return bool((step.model_extra or {}).get("optional"))
 
 

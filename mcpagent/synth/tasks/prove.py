@@ -26,6 +26,7 @@ from mcpagent.core.values import as_number, scalars
 from mcpagent.reward.answer import state_holds
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_readings
+from mcpagent.reward.rule import is_optional
 from mcpagent.reward.text.phrasing import PHRASE_WORDS, tokens
 from mcpagent.synth.tasks.inspect import (
     answer_in_prompt,
@@ -342,7 +343,7 @@ async def _every_step_counts(
     """Leave each step out, with the steps that need its result: the rest must not succeed."""
     plan = task.truth.tool_sequence
     for step in plan:
-        if (step.model_extra or {}).get("optional"):
+        if is_optional(step):
             continue
         without = _with_dependants(step.step, plan)
         rest = await _run_without(task, run, cache, without, untouched)
