@@ -136,7 +136,7 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
         yield tokens[-1]  # hexane of n-hexane
     if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():
         yield "".join(tokens) + "s"  # leopard sharks
-    if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():  # "bleeding the front brake"
+        # "bleeding the front brake"
         yield from (tokens[0].removesuffix("e") + ending + "".join(tokens[1:]) for ending in ("ing", "ed"))
     if len(tokens) == 1 and len(value) > 2 and value.isalpha() and not value.istitle():
         yield from (tokens[0] + ending for ending in ("ed", "d", "s", "ful"))  # "pass": it passed

@@ -118,7 +118,6 @@ _AGAINST = {
         "name": (_joined("[SXN#]", "[XN#]"), _GROWN, r"V[ks]*\([^)]*X", "(?:^|[,&:c(])a?s+[,&]+V", _SECOND),
         "code": (_joined("[SXN#]", "[XN#]"), _GROWN, r"V[ks]*\([^)]*X", _SECOND),
         "amount": (_joined("[M#]", "[M#]"), r"#p?a?V|Vp?a?#|V[ks]*\([M#]\)|[M#]\(V\)"),
-        "choice": ("(?!)",),
         "items": ("(?:^|[.:,c(])[akx]*[XNS#]+[ks]*[,&]+[ak]*V|#[,&]+[ak]*V", f"{_GROWN}|Vx(?=[&,]+[ak]*V)"),
         "names": (_joined("[X#]", "[X#]"),),
         "amounts": (_joined("[M#]", "#"),),
