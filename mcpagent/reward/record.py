@@ -195,13 +195,9 @@ def user_messages(task: Task) -> list[str]:
     return [*(m.content for m in task.prompt if m.role == "user"), *task.truth.user_turns]
 
 
-def attempts_by_user_turn(record: EpisodeRecord) -> dict[int, int]:
-    """Attempts at a call in each user turn that has any: parsed or not, made or not."""
-    attempts: dict[int, int] = {}
-    for turn in record.turns:
-        if count := len(turn.calls) + len(turn.parse_failures):
-            attempts[turn.user_turn] = attempts.get(turn.user_turn, 0) + count
-    return attempts
+def attempted_turns(record: EpisodeRecord) -> set[int]:
+    """Return the user turns with an attempt at a call: parsed or not, made or not."""
+    return {turn.user_turn for turn in record.turns if turn.calls or turn.parse_failures}
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,7 @@ from mcpagent.core.trajectory import RewardTerm, StopReason
 from mcpagent.reward.answer import answer_holds, state_holds
 from mcpagent.reward.assignment import Assignment, assign
 from mcpagent.reward.evidence import showing_calls
-from mcpagent.reward.record import (
-    EpisodeRecord,
-    RecordedCall,
-    attempts_by_user_turn,
-    state_readings,
-    user_messages,
-)
+from mcpagent.reward.record import EpisodeRecord, RecordedCall, attempted_turns, state_readings, user_messages
 from mcpagent.reward.text.phrasing import AnswerContext, plain
 
 
@@ -266,15 +260,15 @@ def _components(
     """S, coverage and the gates; None if the task has no such component or it was not read."""
     truth = task.truth
     plan = truth.tool_sequence
-    attempts = attempts_by_user_turn(record)
+    attempted = attempted_turns(record)
     values: dict[str, float | None] = dict.fromkeys(TERM_NAMES)
     if truth.abstain:
         spoke = record.final_answer is not None and re.search(r"\w", record.final_answer) is not None
-        values["S"] = float(not attempts and spoke and record.stop_reason is StopReason.ANSWERED)
+        values["S"] = float(not attempted and spoke and record.stop_reason is StopReason.ANSWERED)
         values["abstain"] = values["S"]
-        values["sequence_exact"] = float(not attempts)
+        values["sequence_exact"] = float(not attempted)
     elif plan:
-        quiet = attempts.keys() <= {step.user_turn for step in plan}
+        quiet = attempted <= {step.user_turn for step in plan}
         earned = _earned(truth, calls, assignment, record.read_only, seen)
         values["coverage"] = sum(credit for credit, _ in earned) / len(earned)
         values["S"] = float(quiet and all(credit == 1.0 for credit, _ in earned))
@@ -291,7 +285,7 @@ def _components(
         values["answer"] = float(holds)
     values["must_call"] = required_calls(truth, calls, assignment, record.read_only, seen)
     if quiet := quiet_turns(truth):
-        values["abstain"] = float(attempts.keys().isdisjoint(quiet))
+        values["abstain"] = float(attempted.isdisjoint(quiet))
     values["state"] = _state(truth, record, assignment)
     values["stray_writes"] = float(len(stray_writes(truth, calls, assignment, record.writing)))
     if values["stray_writes"] and plan:

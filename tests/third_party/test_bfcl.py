@@ -15,7 +15,7 @@ from examples.bfcl.package import BfclPackage
 from examples.bfcl.tasks import tasks as tasks_of
 from examples.bfcl.tasks import write_dataset
 from mcpagent.core.tasks import Task
-from mcpagent.reward.record import attempts_by_user_turn
+from mcpagent.reward.record import attempted_turns
 from mcpagent.reward.validate import task_problems
 from tests.third_party.bfcl import Oracle, fetch_package, gold_turns, memory_pool, play, variants
 
@@ -123,7 +123,7 @@ def compare(package: BfclPackage, tasks: list[Task]) -> Counter[str]:
                     episode = await play(all_offered(task), turns, pool)
                     success = (await episode.grade())[0].value
                     filled = {step.user_turn for step in task.truth.tool_sequence}
-                    ours = (success == 1.0, attempts_by_user_turn(episode.record).keys() <= filled)
+                    ours = (success == 1.0, attempted_turns(episode.record) <= filled)
                     theirs = oracle.verdict(task, turns)
                     word = "valid" if theirs[0] else "invalid"
                     agreed = success is not None and ours == theirs
