@@ -129,7 +129,7 @@ def _is_another(
         return bool(others) and not rest
     if not corrects and is_about_another(part, [format_value(value)], context):
         return False
-    labels = {word for result in context.results for word in field_labels(result.content)}
+    labels = field_labels(context)
     if not corrects and _names_another_field(part, labels, said):
         return False  # "The officer is Bo" says nothing of the applicant
     named = {word for word in words(" ".join(rest)) if len(word) > 1}
@@ -176,7 +176,7 @@ def _names_another_item(items: Any, text: str, context: AnswerContext) -> bool:
 
 def _is_shown_alone(part: str, items: Any, context: AnswerContext) -> bool:
     """Whether a part has nothing but words of the results, none of which the question or an item has."""
-    labels = {word for result in context.results for word in field_labels(result.content)}
+    labels = field_labels(context)
     told = {word for word in words(part) if word not in _BESIDE_ITEMS}
     ignored = labels | {*FUNCTION_WORDS} | {word for item in items for word in words(format_value(item))}
     is_apart = told.isdisjoint(ignored) and stems(context.said).isdisjoint(map(stem, told))

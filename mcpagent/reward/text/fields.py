@@ -21,7 +21,7 @@ def fields_of_others(number: float | None, context: AnswerContext) -> set[str]:
     """Return the fields of the results that do not have the number, nor does the question name them."""
     fields = [field for result in context.results for field in _number_fields(result.content)]
     of_value = {word for name, told in fields if told == number for word in name}
-    labels = {stem(word) for result in context.results for word in field_labels(result.content)}
+    labels = {*map(stem, field_labels(context))}
     return labels - of_value - stems(context.said) if of_value else set()
 
 

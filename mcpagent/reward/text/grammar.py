@@ -173,9 +173,7 @@ def _is_remark(remark: str, said: str, targets: Sequence[Any], context: AnswerCo
     if as_number(said) == len(items) > 1 and all(any(says(item, text) for text in shown) for item in items):
         return True  # the things that were counted
     values = [target for target in targets if spans_of(target, said)] or [said]
-    heard = {stem(word) for result in context.results for word in field_labels(result.content)} | stems(
-        context.said
-    )
+    heard = {*map(stem, field_labels(context))} | stems(context.said)
     return any(
         _tells(texts, remark, heard, seen)
         for texts in _records_with(tuple(map(format_value, values)), context)
@@ -262,7 +260,7 @@ def is_bare(
     numbers = [number for target in targets if (number := as_number(target)) is not None]
     record = [amount for text in record_texts(targets, context) for amount in amounts(text)]
     shown = record or [a for result in context.results for a in amounts(canonical(result.content))]
-    labels = {word for result in context.results for word in field_labels(result.content)}
+    labels = field_labels(context)
     stated = [a for a in amounts(text) if any(start <= a.start < end for start, end in spans)]
     for amount in amounts(rest):
         if is_in_code(text, amount):
@@ -327,9 +325,9 @@ def tags_of(rest: str, targets: Sequence[Any], context: AnswerContext, *, is_quo
     said = canonical(context.said)
     is_number = any(as_number(target) is not None for target in targets)
     of_value = {word for target in targets for word in words(canonical(format_value(target)))}
-    labels = {word for result in context.results for word in field_labels(result.content)}
+    labels = field_labels(context)
     # A name among the labels ("Bremen": 14) has rivals there.
-    labels = set[str]() if kind == "name" and of_value <= labels else labels
+    labels = frozenset[str]() if kind == "name" and of_value <= labels else labels
     abbreviated = tuple(label for label in labels if len(label) > 2)
     tools = " ".join(result.tool.replace("_", " ") for result in context.results)
     heard = {*stems(said), *stems(context.offered), *stems(tools), *map(stem, labels)}

@@ -314,7 +314,7 @@ def is_of_another(text: str, span: Span, value: Any, context: AnswerContext) -> 
     before, after = _SUBJECT.match(text[start : span[0]]), _OF_THING.match(text[span[1] : end])
     if not (before or after) or not (of_value := [words(t) for t in record_texts([value], context)]):
         return False
-    labels = {stem(word) for result in context.results for word in field_labels(result.content)}
+    labels = {*map(stem, field_labels(context))}
     heard = stems(canonical(context.said)) | labels
     for match in filter(None, (before, after)):
         named = re.findall(r"[^\W_]+", match[1])

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from mcpagent.reward.text.canonical import LEGAL
 from mcpagent.reward.text.names import UNSAID, american, words
+from mcpagent.reward.text.phrasing import AnswerContext
 from mcpagent.reward.text.words import WORDS
 
 BLANK = "\0"
@@ -27,9 +28,13 @@ def without_asked(text: str, said: str) -> str:
     return _ASKABLE.sub(lambda m: " " if stem(m[0].casefold()) in heard else m[0], text)
 
 
+def field_labels(context: AnswerContext) -> frozenset[str]:
+    """Return the words by which the results name their fields."""
+    return frozenset[str]().union(*(_labels(result.content) for result in context.results))
+
+
 @lru_cache(maxsize=512)
-def field_labels(content: str) -> frozenset[str]:
-    """Return the words by which a result names its fields."""
+def _labels(content: str) -> frozenset[str]:
     labels = [*_LABEL.findall(content), *_HEAD.findall(content), *_heads(content)]
     return frozenset(word for label in labels for word in words(label.replace("_", " ")))
 
