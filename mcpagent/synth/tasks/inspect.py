@@ -68,13 +68,14 @@ def written_faults(task: Task, shelf: ToolShelf | None) -> Iterator[Rejection]:
         is_limit = all("limits.max_" in problem for problem in problems)
         code = RejectCode.LIMITS if is_limit else RejectCode.GROUND_TRUTH
         yield Rejection(code, "; ".join(problems))
-    faults = [
-        f"{where}, {server}.{tool}: {fault}"
-        for where, server, tool, arguments in (() if shelf is None else calls_of(task))
-        if shelf is not None and (fault := shelf.argument_fault(server, tool, arguments)) is not None
-    ]
-    if faults:
-        yield Rejection(RejectCode.INVALID_ARGUMENTS, "; ".join(faults))
+    if shelf is not None:
+        faults = [
+            f"{where}, {server}.{tool}: {fault}"
+            for where, server, tool, arguments in calls_of(task)
+            if (fault := shelf.argument_fault(server, tool, arguments)) is not None
+        ]
+        if faults:
+            yield Rejection(RejectCode.INVALID_ARGUMENTS, "; ".join(faults))
     needed = len(task.truth.tool_sequence) + len(task.truth.user_turns) + 1
     if needed > task.truth.max_turns:  # one call a turn, and a turn for each answer
         yield Rejection(
