@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -24,6 +24,7 @@ from mcpagent.synth.tasks.inspect import FamiliarComplexity
 from mcpagent.synth.tasks.stages import RejectCode
 
 _KEY = "dependent_dataset"
+_Form = TypeVar("_Form", bound=OpenRecord)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,30 +103,28 @@ class ReadTask:
     raw: Any
     scenario: Scenario | None
     task: SpecTask | None
-    faults: tuple[SpecFault, ...] = ()
+    faults: tuple[SpecFault, ...]
 
 
 def read_spec(path: Path) -> Iterator[ReadTask]:
     """Yield the tasks of the spec in order. Raises UserError for a file that is not a spec at all."""
     for number, raw in enumerate(_scenarios(path)):
         pointer = f"/{_KEY}/{number}"
-        try:
-            scenario = Scenario.model_validate(raw)
-        except ValidationError as error:
-            faults = tuple(_schema_faults(error, pointer))
+        scenario, faults = _read(Scenario, raw, pointer)
+        if scenario is None:
             yield ReadTask(pointer=pointer, raw=raw, scenario=None, task=None, faults=faults)
             continue
         for index, item in enumerate(scenario.tasks):
-            yield _read_task(item, scenario, f"{pointer}/tasks/{index}")
+            place = f"{pointer}/tasks/{index}"
+            task, faults = _read(SpecTask, item, place)
+            yield ReadTask(pointer=place, raw=item, scenario=scenario, task=task, faults=faults)
 
 
-def _read_task(raw: Any, scenario: Scenario, pointer: str) -> ReadTask:
+def _read(form: type[_Form], raw: Any, pointer: str) -> tuple[_Form | None, tuple[SpecFault, ...]]:
     try:
-        task = SpecTask.model_validate(raw)
+        return form.model_validate(raw), ()
     except ValidationError as error:
-        faults = tuple(_schema_faults(error, pointer))
-        return ReadTask(pointer=pointer, raw=raw, scenario=scenario, task=None, faults=faults)
-    return ReadTask(pointer=pointer, raw=raw, scenario=scenario, task=task)
+        return None, tuple(_schema_faults(error, pointer))
 
 
 def _scenarios(path: Path) -> list[Any]:
