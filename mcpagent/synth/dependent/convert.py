@@ -20,7 +20,7 @@ from mcpagent.synth.dependent.spec import (
     read_spec,
 )
 from mcpagent.synth.tasks.inspect import written_faults
-from mcpagent.synth.tasks.record import ToolSelection, build_task
+from mcpagent.synth.tasks.record import ToolSelection, build_task, last_tool
 from mcpagent.synth.tasks.run import GoldRun, ToolShelf
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 
@@ -110,7 +110,7 @@ def _record(task: SpecTask, scenario: Scenario, offer: Mapping[str, ToolSpec]) -
         "task_id": task.task_id,
         "complexity": task.complexity,
         "max_turns": max(scenario.turns, _turns_needed(task)),
-        "success": {"must_call_tool": f"{steps[-1].server}.{steps[-1].tool}"} if steps else {},
+        "success": last_tool(plan),
         "tool_sequence": plan,
         "limits": scenario.limits.model_dump(exclude_unset=True),
         **({"user_turns": users[1:]} if users[1:] else {}),

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 from random import Random
 from typing import Any
 
@@ -26,7 +25,7 @@ from mcpagent.synth.explore.subjects import Subjects
 from mcpagent.synth.explore.walks import Walk, about
 from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground
-from mcpagent.synth.tasks.record import ToolSelection, build_task
+from mcpagent.synth.tasks.record import ToolSelection, build_task, task_id
 from mcpagent.synth.tasks.run import CallCache, says_no
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
@@ -265,9 +264,8 @@ def _draft(
     writing = {tool.dotted for tool in offer.catalog.values() if not tool.annotations.read_only}
     withheld = writing if walk.lack == "right" else ()
     tools = offer.tools_for(gold, seed=derive_seed(seed, "offer", walk.key), withheld=withheld)
-    digest = blake2b(walk.key.encode(), digest_size=6).hexdigest()
     truth: JsonObject = {
-        "task_id": f"explored-{walk.shape.replace('_', '-')}-{digest}",
+        "task_id": task_id(f"explored-{walk.shape.replace('_', '-')}", walk.key),
         "complexity": "simple" if len(plan) <= 1 else "moderate" if len(plan) == 2 else "complex",
         "max_turns": len(plan) + len(said) - 1 + _SPARE_TURNS,
         **({"tool_sequence": plan, **_checks(walk)} if plan else _abstention(walk)),

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import ValidationError, field_validator
@@ -21,7 +20,7 @@ from mcpagent.llm.contract import ChatReply, Finish
 from mcpagent.llm.endpoint import json_of
 from mcpagent.reward.validate import task_problems
 from mcpagent.synth.llm.prompts import TaskSettings
-from mcpagent.synth.tasks.record import ToolSelection, build_task
+from mcpagent.synth.tasks.record import ToolSelection, build_task, last_tool, task_id
 from mcpagent.synth.tasks.run import ToolShelf
 from mcpagent.synth.tasks.stages import RejectCode
 from mcpagent.tools.catalog import near_match
@@ -224,10 +223,10 @@ class FormatCheck:
         names = {f"{step['server']}.{step['tool']}" for step in plan}
         tools = self.offer.tools_for(names, seed=derive_seed(self.settings.seed, "offer", key))
         truth: JsonObject = {
-            "task_id": f"llm-{blake2b(key.encode(), digest_size=6).hexdigest()}",
+            "task_id": task_id("llm", key),
             "complexity": complexity,
             "max_turns": self.settings.max_turns,
-            "success": {"must_call_tool": f"{plan[-1]['server']}.{plan[-1]['tool']}"},
+            "success": last_tool(plan),
             "tool_sequence": plan,
             "reference_answer": draft.final_answer,
             "limits": {"max_tools": self.settings.max_tools},

@@ -90,17 +90,16 @@ def system_message(tools: Mapping[str, ToolSpec], *, answer_line: bool = False) 
 def draft_task(candidate: Candidate, *, offer: ToolSelection, split: str, seed: int) -> Task:
     """Return the record of a candidate, its checks still holding references to the results of the plan."""
     template, slots = candidate.template, candidate.slots
-    digest = blake2b(candidate.key.encode(), digest_size=6).hexdigest()
     # Only what the template sets goes into the record: defaults are the reader's business.
     stated = fill(template.stated, slots)
     plan = [{"step": n, **step} for n, step in enumerate(stated.get("plan", ()), start=1)]
     prompt = str(fill(template.prompts[candidate.variant], slots))
     tools = offer.tools_for(_tools_of(plan), seed=derive_seed(seed, "offer", candidate.key))
     truth: JsonObject = {
-        "task_id": f"{template.name}-{digest}",
+        "task_id": task_id(template.name, candidate.key),
         "complexity": template.complexity,
         "max_turns": template.max_turns or len(plan) + len(template.user_turns) + _SPARE_TURNS,
-        "success": stated.get("success") or _last_tool(plan),
+        "success": stated.get("success") or last_tool(plan),
         "tool_sequence": plan,
         "reference_answer": stated["reference_answer"],
     }
@@ -215,8 +214,14 @@ def _evidence(plan: Sequence[JsonObject], stated: Mapping[str, Any], offer: Tool
     return {"evidence": facts, **({} if stated.get("success") else {"success": {}})}
 
 
-def _last_tool(plan: list[JsonObject]) -> JsonObject:
-    """The call that completes the plan is the one that a right episode cannot do without."""
+def task_id(kind: str, key: str) -> str:
+    """Return the id of a task of a kind: the same for the same key."""
+    return f"{kind}-{blake2b(key.encode(), digest_size=6).hexdigest()}"
+
+
+def last_tool(plan: Sequence[JsonObject]) -> JsonObject:
+    """Return what success demands if nothing else is said: the call that completes the plan is the one that a
+    right episode cannot do without."""
     return {"must_call_tool": f"{plan[-1]['server']}.{plan[-1]['tool']}"} if plan else {}
 
 
