@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -30,14 +30,7 @@ def units_of_field(number: float | None, context: AnswerContext) -> set[str]:
     fields = [
         name
         for result in context.results
-        for name, told in _FIELD.findall(result.content)
-        if as_number(told) == number
-    ]
-    fields += [
-        name
-        for result in context.results
-        for record in _table(result.content)
-        for name, told in record.items()
+        for name, told in _named_values(result.content)
         if as_number(told) == number
     ]
     ends = {name.split("_")[-1] for name in fields if "_" in name}
@@ -45,8 +38,10 @@ def units_of_field(number: float | None, context: AnswerContext) -> set[str]:
 
 
 @lru_cache(maxsize=64)
-def _table(content: str) -> list[Mapping[str, Any]]:
-    return [record for record in text_records(content) or [] if is_json_object(record)]
+def _named_values(content: str) -> list[tuple[str, Any]]:
+    """The numbers of a text that have a name, and what the rows of a table tell by its columns."""
+    rows = [record for record in text_records(content) or [] if is_json_object(record)]
+    return [*_FIELD.findall(content), *(pair for row in rows for pair in row.items())]
 
 
 @lru_cache(maxsize=512)

@@ -174,10 +174,7 @@ def _is_remark(remark: str, said: str, targets: Sequence[Any], context: AnswerCo
         return True  # the things that were counted
     values = [target for target in targets if spans_of(target, said)] or [said]
     heard = {*map(stem, field_labels(context))} | stems(context.said)
-    return any(
-        _tells(texts, remark, heard, seen)
-        for texts in _records_with(tuple(map(format_value, values)), context)
-    )
+    return any(_tells(texts, remark, heard, seen) for texts in _records_with(values, context))
 
 
 def _tells(texts: Sequence[str], remark: str, heard: Set[str], seen: Set[str]) -> bool:
@@ -399,13 +396,11 @@ def is_in_code(text: str, amount: Amount) -> bool:
 
 def record_texts(targets: Sequence[Any], context: AnswerContext) -> tuple[str, ...]:
     """What the records that show the values say."""
-    return tuple(
-        text for texts in _records_with(tuple(map(format_value, targets)), context) for text in texts
-    )
+    return tuple(text for texts in _records_with(targets, context) for text in texts)
 
 
-def _records_with(values: tuple[str, ...], context: AnswerContext) -> tuple[tuple[str, ...], ...]:
-    return _texts_with(values, tuple(result.content for result in context.results))
+def _records_with(values: Sequence[Any], context: AnswerContext) -> tuple[tuple[str, ...], ...]:
+    return _texts_with(tuple(map(format_value, values)), tuple(result.content for result in context.results))
 
 
 @lru_cache(maxsize=512)
