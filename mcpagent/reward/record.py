@@ -119,11 +119,6 @@ class EpisodeRecord:
         return sum(len(turn.parse_failures) for turn in self.turns)
 
     @property
-    def invalid_attempts(self) -> int:
-        """Of all turns."""
-        return sum(turn.invalid_attempts for turn in self.turns)
-
-    @property
     def is_unscorable(self) -> bool:
         """The machinery failed or was too slow somewhere: the outcome says nothing about the model."""
         state = (*self.state_before, *self.state_results)

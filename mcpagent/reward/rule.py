@@ -190,7 +190,8 @@ def grade_by_rule(task: Task, record: EpisodeRecord, *, is_lenient: bool = False
     values["success"] = 0.0 if is_missing else _success(truth, values)
     values["partial"] = _partial(truth, values)
     values["excess"] = float(sum(_excess_by_turn(truth, record, assignment, seen)))
-    values["invalid_rate"] = _invalid_rate(calls, record.invalid_attempts) or 0.0
+    invalid_attempts = sum(turn.invalid_attempts for turn in record.turns)
+    values["invalid_rate"] = _invalid_rate(calls, invalid_attempts) or 0.0
     values["penalty"] = min(
         MAX_PENALTY, EXCESS_COST * values["excess"] + INVALID_COST * values["invalid_rate"]
     )
