@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ from mcpagent.storage.datasets import read_tasks, write_jsonl
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from tests.run.world import dataset, short_run
 from tests.run.world import samples as sample_tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Honest:
+    """A run, its certificate, and its three datasets."""
+
+    run: Path
+    folder: Path
+    data: Path
 
 
 def make_run(model: Path, folder: Path, *overrides: str, tasks: int = 3) -> Path:

@@ -25,12 +25,12 @@ from mcpagent.storage.checkpoints import weights_sha256
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.trajectories import read_trajectories
 from tests.run.certified import (
+    Honest,
     edit_episodes,
     edit_json,
     edit_lines,
     edit_tasks,
     make_certificate,
-    make_run,
     reseal,
     terms_of,
 )
@@ -51,14 +51,12 @@ class Base:
 
 
 @pytest.fixture(scope="session")
-def base(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Base:
-    place = tmp_path_factory.mktemp("certified")
-    run = make_run(tiny_checkpoint, place)
-    make_certificate(run, place / "honest")
-    make_certificate(run, place / "hot", "rollout.temperature=4.0")
-    make_certificate(run, place / "short", "rollout.max_new_tokens=3")
-    make_certificate(run, place / "many", samples=3)
-    return Base(place / "honest", run, place / "hot", place / "short", place / "many")
+def base(honest: Honest, tmp_path_factory: pytest.TempPathFactory) -> Base:
+    place = tmp_path_factory.mktemp("others")
+    make_certificate(honest.run, place / "hot", "rollout.temperature=4.0")
+    make_certificate(honest.run, place / "short", "rollout.max_new_tokens=3")
+    make_certificate(honest.run, place / "many", samples=3)
+    return Base(honest.folder, honest.run, place / "hot", place / "short", place / "many")
 
 
 JsonUpdate = dict[str, Any]
@@ -512,10 +510,6 @@ def test_a_planted_fraud_is_named(what: str, base: Base, tmp_path: Path) -> None
         reseal(folder, change or (lambda _: None))
     frauds = check(folder, replay=100 if name == "replay" else 0)
     assert any(fraud.name == name and says in fraud.detail for fraud in frauds), frauds
-
-
-def test_the_certificate_that_the_frauds_start_from_holds(base: Base) -> None:
-    assert list(check(base.folder, replay=100)) == []
 
 
 def test_every_check_has_found_a_planted_fraud() -> None:

@@ -19,7 +19,7 @@ from mcpagent.evaluate.report.tables import certificate_table
 from mcpagent.run.certify_check import check
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.trajectories import read_trajectories
-from tests.run.certified import edit_json, make_certificate, make_run, terms_of
+from tests.run.certified import Honest, edit_json, make_certificate, make_run, terms_of
 from tests.run.test_judge import judged
 from tests.run.world import dataset, with_id
 
@@ -69,26 +69,20 @@ def test_the_certificate_of_an_honest_run_holds(what: str, tiny_checkpoint: Path
 
 
 def test_tasks_that_training_has_are_left_out_and_the_certificate_says_so(
-    tiny_checkpoint: Path, tmp_path: Path
+    honest: Honest, tmp_path: Path
 ) -> None:
-    run = make_run(tiny_checkpoint, tmp_path)
-    data = tmp_path / "data"
-    known = next(read_tasks(data / "train.jsonl"))
-    mixed = dataset(data / "mixed.jsonl", [*read_tasks(data / "heldout.jsonl"), with_id(known, "new-id")])
-    made = make_certificate(run, tmp_path / "certificate", data=mixed)
+    known = next(read_tasks(honest.data / "train.jsonl"))
+    tasks = [*read_tasks(honest.data / "heldout.jsonl"), with_id(known, "new-id")]
+    mixed = dataset(tmp_path / "mixed.jsonl", tasks)
+    made = make_certificate(honest.run, tmp_path / "certificate", data=mixed)
     assert made.figures["tasks"] == {"held_out": 4, "excluded": 1, "counted": 3}
     assert made.excluded == {"new-id": "a training task asks the same"}
     assert made.run["heldout_is_the_runs"] is False
     assert list(check(tmp_path / "certificate")) == []
 
 
-def test_the_gain_is_the_mean_over_tasks_of_the_difference_of_means(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    run = make_run(tiny_checkpoint, tmp_path)
-    folder = tmp_path / "certificate"
-    make_certificate(run, folder)
-    opened = open_evidence(folder, read_certificate(folder))
+def test_the_gain_is_the_mean_over_tasks_of_the_difference_of_means(honest: Honest) -> None:
+    opened = open_evidence(honest.folder, read_certificate(honest.folder))
     first, second, third = (task.id for task in opened.heldout)
     # Successes of two attempts, before and after: 0 of 2 and 1 of 2; 1 and 2; 2 and 1.
     successes = {first: ((0, 0), (1, 0)), second: ((1, 0), (1, 1)), third: ((1, 1), (0, 1))}
@@ -108,9 +102,9 @@ def test_the_gain_is_the_mean_over_tasks_of_the_difference_of_means(
 
 
 def test_the_command_makes_and_checks_and_says_by_its_exit_code_whether_it_holds(
-    tiny_checkpoint: Path, tmp_path: Path
+    honest: Honest, tmp_path: Path
 ) -> None:
-    run = make_run(tiny_checkpoint, tmp_path)
+    run = Path(shutil.copytree(honest.run, tmp_path / "run"))
     out = tmp_path / "certificate"
     made = CliRunner().invoke(load_app("certify"), [str(run), "--samples", "2", "--out", str(out)])
     assert made.exit_code == 0, made.output
@@ -139,15 +133,16 @@ def refused(*words: str) -> UserError:
 
 
 def test_what_cannot_be_certified_is_refused_with_what_to_do_and_nothing_is_left(
-    tiny_checkpoint: Path, tmp_path: Path
+    honest: Honest, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    run, out = make_run(tiny_checkpoint, tmp_path), tmp_path / "certificate"
+    run = Path(shutil.copytree(honest.run, tmp_path / "run"))
+    out = tmp_path / "certificate"
     to = ("--out", str(out))
     assert "no such checkpoint or run" in refused(str(tmp_path / "nowhere"), *to).message
-    assert "neither a checkpoint" in refused(str(tmp_path / "data"), *to).message
+    assert "neither a checkpoint" in refused(str(honest.data), *to).message
     assert "needs the run's records" in refused(str(tiny_checkpoint), *to).message
     assert "not a folder on this machine" in refused(str(run), "--baseline", "embedded", *to).message
-    asking = [judged(task) for task in read_tasks(tmp_path / "data" / "heldout.jsonl")]
+    asking = [judged(task) for task in read_tasks(honest.data / "heldout.jsonl")]
     by_judge = dataset(tmp_path / "judged.jsonl", asking)
     assert "a model judges" in refused(str(run), "--data", str(by_judge), *to).message
     manifest = (run / "manifest.json").read_text()
@@ -157,8 +152,7 @@ def test_what_cannot_be_certified_is_refused_with_what_to_do_and_nothing_is_left
     assert not out.exists()
 
     assert "is not a certificate" in refused("--check", str(run)).message
-    make_certificate(run, out)
-    folder = out
+    folder = Path(shutil.copytree(honest.folder, out))
     records = folder / "episodes" / "trained.jsonl.zst"
     whole = records.read_bytes()
     records.write_bytes(whole[: len(whole) // 2])
