@@ -6,11 +6,9 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,7 +25,7 @@ from mcpagent.demo.explored import (
     with_short_answer,
     within_reach,
 )
-from mcpagent.demo.job import QuickstartJob, Stages, open_job
+from mcpagent.demo.job import QuickstartJob, open_job
 from mcpagent.demo.quickstart import quickstart, run_stages
 from mcpagent.errors import UserError
 from mcpagent.reward.answer import answer_holds
@@ -37,6 +35,7 @@ from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.walks import Answer, Step, Walk
+from tests.demo.stages import noting
 
 pytestmark = pytest.mark.system
 
@@ -50,16 +49,6 @@ def servers_file(folder: Path, *, books: int) -> str:
     server = {"command": sys.executable, "args": [str(LIBRARY), str(books)]}
     path.write_text(json.dumps({"mcpServers": {"library": server}}))
     return str(path)
-
-
-def noting(notes: list[str]) -> Stages:
-    """Stages that show nothing and keep what is noted."""
-
-    @contextmanager
-    def begin(title: str, total: int | None) -> Iterator[Any]:
-        yield lambda *_, **__: None
-
-    return Stages(begin=begin, note=notes.append)
 
 
 def cut_short(job: QuickstartJob) -> QuickstartJob:
@@ -82,20 +71,29 @@ def cut_short(job: QuickstartJob) -> QuickstartJob:
     return replace(job, grpo=grpo)
 
 
+class Finished(NamedTuple):
+    """A quickstart, its document, and what it noted."""
+
+    job: QuickstartJob
+    document: dict[str, Any]
+    notes: list[str]
+
+    def tasks(self, split: str) -> list[Task]:
+        return list(read_tasks(self.job.out / "data" / f"{split}.jsonl"))
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[QuickstartJob, dict[str, Any], list[str]]:
-    """A quickstart cut short on a library, its document, and what it noted."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Cut short, on a library."""
     folder, notes = tmp_path_factory.mktemp("own"), list[str]()
     explored = ExploredServers(tools=ToolsConfig(servers=servers_file(folder, books=70)))
     job = cut_short(open_job(folder / "run", seed=3, stages=noting(notes), explored=explored))
-    return job, run_stages(job), notes
+    return Finished(job, run_stages(job), notes)
 
 
-def test_every_stage_runs_from_an_mcp_json_to_the_report(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
-) -> None:
+def test_every_stage_runs_from_an_mcp_json_to_the_report(finished: Finished) -> None:
     job, document, _ = finished
-    heldout = list(read_tasks(job.out / "data" / "heldout.jsonl"))
+    heldout = finished.tasks("heldout")
     for side in ("warm_start", "trained"):
         assert document[side]["metrics"]["task_success_sampled"]["n"] == len(heldout)
     assert Path(document["report"]).stat().st_size > 100_000
@@ -104,9 +102,7 @@ def test_every_stage_runs_from_an_mcp_json_to_the_report(
     assert document["tool_calls"]["trajectories"] > 170, "those of the demonstrations"
 
 
-def test_a_finished_one_says_the_same_again(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
-) -> None:
+def test_a_finished_one_says_the_same_again(finished: Finished) -> None:
     job, document, _ = finished
     explored = ExploredServers(tools=ToolsConfig(servers=job.progress.servers))
     again = cut_short(open_job(job.out, seed=3, stages=noting([]), explored=explored))
@@ -115,7 +111,7 @@ def test_a_finished_one_says_the_same_again(
 
 @pytest.mark.slow
 def test_the_controls_run_on_servers_of_ones_own_and_stand_in_the_report(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]], tmp_path: Path
+    finished: Finished, tmp_path: Path
 ) -> None:
     job, document, _ = finished
     few = tmp_path / "run"
@@ -131,11 +127,9 @@ def test_the_controls_run_on_servers_of_ones_own_and_stand_in_the_report(
     assert again["trained"] == document["trained"], "nothing before the controls is done again"
 
 
-def test_what_exploring_gave_is_said_before_anything_is_trained(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
-) -> None:
-    job, _, notes = finished
-    made = len(list(read_tasks(job.out / "data" / "train.jsonl")))
+def test_what_exploring_gave_is_said_before_anything_is_trained(finished: Finished) -> None:
+    notes = finished.notes
+    made = len(finished.tasks("train"))
     (told,) = [note for note in notes if note.startswith("train: ")]
     assert told.startswith(f"train: {made} tasks (") and "sequential" in told
     assert any("answers of the read-only tools" in note for note in notes)
@@ -143,28 +137,22 @@ def test_what_exploring_gave_is_said_before_anything_is_trained(
     assert sum(note.startswith("not asked, ") for note in notes) == 1
 
 
-def test_no_training_task_names_what_a_heldout_one_asks_about(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
-) -> None:
-    job, _, _ = finished
+def test_no_training_task_names_what_a_heldout_one_asks_about(finished: Finished) -> None:
     asked = {
         value
-        for task in read_tasks(job.out / "data" / "heldout.jsonl")
+        for task in finished.tasks("heldout")
         for value in json.loads(task.extra_info["about"])[1].values()
     }
     assert len(asked) >= 5
-    for task in read_tasks(job.out / "data" / "train.jsonl"):
+    for task in finished.tasks("train"):
         said = " ".join([task.prompt[-1].content, *task.truth.user_turns])
         assert not set(said.replace(",", " ").replace("?", " ").replace(".", " ").split()) & asked, said
 
 
-def test_what_the_network_cannot_learn_is_not_asked(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
-) -> None:
-    job, _, _ = finished
+def test_what_the_network_cannot_learn_is_not_asked(finished: Finished) -> None:
     shapes, classes = set[str](), set[str]()
     for split in ("train", "validation", "heldout"):
-        for each in read_tasks(job.out / "data" / f"{split}.jsonl"):
+        for each in finished.tasks(split):
             classes.add(each.extra_info["class"])
             shapes.add(each.extra_info["shape"])
             plan = json.dumps([step.params for step in each.truth.tool_sequence])
@@ -176,21 +164,15 @@ def test_what_the_network_cannot_learn_is_not_asked(
     assert not classes & {"unknown_entity", "state_change"} and classes >= {"single", "sequential"}
 
 
-def test_most_tasks_need_several_calls_since_only_those_gain(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
-) -> None:
-    job, _, _ = finished
+def test_most_tasks_need_several_calls_since_only_those_gain(finished: Finished) -> None:
     for split in ("train", "heldout"):
-        calls = [len(t.truth.tool_sequence) for t in read_tasks(job.out / "data" / f"{split}.jsonl")]
+        calls = [len(t.truth.tool_sequence) for t in finished.tasks(split)]
         assert sum(n > 1 for n in calls) > len(calls) / 2, split
         assert 0 in calls and 1 in calls
 
 
-def test_chains_are_held_out_as_well(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
-) -> None:
-    job, _, _ = finished
-    tasks = {s: list(read_tasks(job.out / "data" / f"{s}.jsonl")) for s in ("train", "heldout")}
+def test_chains_are_held_out_as_well(finished: Finished) -> None:
+    tasks = {s: finished.tasks(s) for s in ("train", "heldout")}
     begun = {
         split: {
             json.dumps(each.truth.tool_sequence[0].params)
@@ -203,10 +185,8 @@ def test_chains_are_held_out_as_well(
     assert not begun["heldout"] & begun["train"]
 
 
-def test_each_task_is_demonstrated_several_times_with_other_flaws(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]],
-) -> None:
-    job, _, _ = finished
+def test_each_task_is_demonstrated_several_times_with_other_flaws(finished: Finished) -> None:
+    job = finished.job
     folder = job.out / "warm_start" / "trajectories"
     played: dict[str, list[int]] = {}
     for path in folder.glob("*.jsonl.zst"):
@@ -217,10 +197,8 @@ def test_each_task_is_demonstrated_several_times_with_other_flaws(
     assert sum(len(set(calls)) > 1 for calls in chains) > len(chains) / 3, "some stop early, some do not"
 
 
-def test_another_server_or_seed_does_not_go_on_in_the_folder(
-    finished: tuple[QuickstartJob, dict[str, Any], list[str]], tmp_path: Path
-) -> None:
-    job, _, _ = finished
+def test_another_server_or_seed_does_not_go_on_in_the_folder(finished: Finished, tmp_path: Path) -> None:
+    job = finished.job
     with pytest.raises(UserError, match="was begun with --servers"):
         open_job(job.out, seed=3, stages=noting([]))
     with pytest.raises(UserError, match="was begun with --servers"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,14 @@ import torch
 import yaml
 
 from mcpagent.demo.controls import run_controls
-from mcpagent.demo.job import QuickstartJob, Stages, open_job
+from mcpagent.demo.job import QuickstartJob, open_job
 from mcpagent.demo.pace import fitted
 from mcpagent.demo.pretrained import Pace, Pretrained, fit
 from mcpagent.demo.quickstart import quickstart, run_stages
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
+from tests.demo.stages import noting
 
 # A step of 32 episodes in 60 s, of which the half is sampling; loading takes 10 s, a supervised step 12 s, an
 # episode of an evaluation 1.5 s.
@@ -159,17 +158,6 @@ def test_a_model_that_is_not_there_is_refused_before_anything_is_made(tmp_path: 
     with pytest.raises(UserError, match="there is no such checkpoint"):
         quickstart(tmp_path / "run", seed=1, stages=noting([]), pretrained=pretrained)
     assert not (tmp_path / "run").exists()
-
-
-def noting(notes: list[str]) -> Stages:
-    """Stages that keep their titles and notes."""
-
-    @contextmanager
-    def begin(title: str, total: int | None) -> Iterator[Any]:
-        notes.append(title)
-        yield lambda *_, **__: None
-
-    return Stages(begin=begin, note=notes.append)
 
 
 def job_of(model: Path, folder: Path, notes: list[str]) -> QuickstartJob:
