@@ -24,13 +24,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mcpagent.cli.main import COMMANDS
-from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.llm.budget import load_prices
 from mcpagent.reward.judge import JudgePrompts
 from mcpagent.synth.explore.rewrite import prompts
 from mcpagent.synth.llm.prompts import load_prompts
 from mcpagent.synth.templates.template import load_templates
+from tests.cli.base_environment import build_wheel
 from tests.house import PACKAGE, ROOT, foreign_imports, modules, nodes, own_imports
 
 LAYERS = {
@@ -322,24 +322,6 @@ def test_every_template_loads() -> None:
             assert path.parent in sets and path.suffix == ".yaml", path
 
 
-def test_the_constraints_pin_every_dependency_within_its_range() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pins = {}
-    for line in (ROOT / "constraints" / "core.txt").read_text().splitlines():
-        if line and not line.startswith("#"):
-            name, version = line.split("==")
-            pins[canonicalize_name(name)] = version
-    extras = project["optional-dependencies"]
-    for group in (
-        project["dependencies"],
-        *(extras[name] for name in ("hf", "report", "gym", "qlora", "dev")),
-    ):
-        for text in group:
-            requirement = Requirement(text)
-            if requirement.name != "mcpagent":
-                assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
-
-
 # "embedded" is also the name of the data behind the built-in servers (`tools.upstream`).
 NAMES_THE_DATA = {"config/schema.py", "servers/names.py"}
 KNOWS_THE_MODEL = {"config/named_parts.py"}  # the line that names its builder
@@ -386,15 +368,8 @@ def test_every_hook_of_a_commit_runs_a_tool_of_the_environment() -> None:
 
 
 def test_the_wheel_holds_and_finds_its_configs_and_templates(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
     installed = tmp_path / "installed"
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(build_wheel(tmp_path)) as archive:
         archive.extractall(installed)
     shipped = [
         path.relative_to(ROOT)
@@ -419,7 +394,3 @@ def test_the_wheel_holds_and_finds_its_configs_and_templates(tmp_path: Path) -> 
         assert path.read_bytes() == (ROOT / name).read_bytes()
     assert (installed / "mcpagent" / "py.typed").is_file()
     assert list(installed.glob("*.dist-info/licenses/LICENSE"))
-
-
-def test_a_checkout_finds_its_own_resources() -> None:
-    assert resource_path("configs") == ROOT / "configs"

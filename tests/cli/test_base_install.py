@@ -170,6 +170,9 @@ def test_the_pinned_versions_fit_the_extras_and_each_other() -> None:
     asked = {"mcpagent": [*project["dependencies"], *(text for texts in extras.values() for text in texts)]}
     for name in closure([*project["dependencies"], *local]):
         asked[name] = [text for text in metadata.requires(name) or () if not re.search(r"\bextra\b", text)]
+    installed = ("hf", "report", "gym", "qlora", "dev")
+    pinned = [*project["dependencies"], *(text for name in installed for text in extras[name])]
+    assert {canonicalize_name(Requirement(text).name) for text in pinned} - {"mcpagent"} <= pins.keys()
     assert {"torch", "numpy", "plotly", "typer"} <= asked.keys() & pins.keys()
     for name, texts in asked.items():
         for wanted in map(Requirement, texts):
