@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
-from mcpagent.config.schema import ToolsConfig
+from mcpagent.config.dataset_servers import read_dataset_servers
 from mcpagent.storage.datasets import read_tasks
 from tests.cli.specs import spec_of
 from tests.running import mcpagent, refused
@@ -121,41 +120,10 @@ def test_a_users_servers_are_found_by_every_command(
     assert "polygon" in used_line(on_others)
 
 
-def test_no_value_of_a_variable_is_written_beside_the_data(harbour: Path) -> None:
+def test_no_value_of_a_variable_and_no_path_of_this_machine_is_written_beside_the_data(harbour: Path) -> None:
     written = [path for path in harbour.rglob("*") if path.is_file()]
-    assert harbour / "data/h/servers.yaml" in written
     assert not [path for path in written if SECRET in path.read_text()]
-
-
-def test_no_path_of_this_machine_is_written_beside_the_data(harbour: Path) -> None:
     assert str(harbour) not in (harbour / "data/h/servers.yaml").read_text()
-
-
-def test_paths_of_settings_are_relative_to_the_folder_that_keeps_them(tmp_path: Path) -> None:
-    (tmp_path / "mcp.json").write_text('{"mcpServers": {"files": {"command": "true"}}}')
-    tools = ToolsConfig.model_validate(
-        {
-            "servers": str(tmp_path / "mcp.json"),
-            "per_server": {"files": {"workspace": str(tmp_path / "files")}},
-        }
-    )
-    made = DatasetServers.of(tmp_path / "data", tools)
-    (tmp_path / "data").mkdir()
-    made.path.write_text(made.as_yaml())
-    assert str(tmp_path) not in made.as_yaml()
-    tmp_path.joinpath("data").rename(tmp_path / "moved")
-    read = read_dataset_servers(tmp_path / "moved")
-    assert read is not None and read.settings == made.settings and read.servers == tmp_path / "mcp.json"
-
-
-def test_a_folder_that_was_moved_finds_its_servers_by_name_and_contents(tmp_path: Path) -> None:
-    servers = write_mcp_json(tmp_path / "project" / "mcp.json")
-    made = DatasetServers.of(tmp_path / "data" / "deep", ToolsConfig(servers=str(servers)))
-    folder = tmp_path / "project" / "data"
-    folder.mkdir()
-    (folder / "servers.yaml").write_text(made.as_yaml())
-    read = read_dataset_servers(folder)
-    assert read is not None and read.servers == servers
 
 
 def test_servers_that_are_named_win(harbour: Path, tmp_path: Path) -> None:

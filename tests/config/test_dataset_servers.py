@@ -49,6 +49,16 @@ def test_what_is_remembered_is_what_is_read(tmp_path: Path) -> None:
     assert of_dataset(tmp_path / "data") == used
 
 
+def test_paths_of_settings_are_relative_to_the_folder_that_keeps_them(tmp_path: Path) -> None:
+    servers = mcp_json(tmp_path / "mcp.json")
+    workspace = ServerSection(workspace=str(tmp_path / "files"))
+    made = remember(tmp_path / "data", ToolsConfig(servers=str(servers), per_server={"shop": workspace}))
+    assert str(tmp_path) not in made.as_yaml()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    read = read_dataset_servers(tmp_path / "moved")
+    assert read is not None and read.settings == made.settings and read.servers == servers
+
+
 def test_the_built_in_servers_are_remembered_by_name_and_tool_set(tmp_path: Path) -> None:
     used = ToolsConfig(builtin=("python", "slack"), limited=False)
     remember(tmp_path, used)
