@@ -58,42 +58,23 @@ def _assert_harmless(text: str) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e\U000e0041]", left), ascii(left)
 
 
+def _tool(name: str = "a", description: str = "", properties: tuple[str, ...] = ()) -> dict[str, str]:
+    schema = {"type": "object", "properties": {key: {} for key in properties}}
+    tool = {"name": name, "description": description, "inputSchema": schema}
+    return {"TOOLS": json.dumps([tool])}
+
+
 @pytest.mark.parametrize(
     ("arguments", "env"),
     [
-        (("tools", "list"), {"DIE": ATTACK}),
-        (("tools", "call", "odd.look"), {"DIE": ATTACK}),
-        (("tools", "call", "odd.look"), {"ANSWER": ATTACK}),
-        (("tools", "call", "odd.look"), {"ANSWER": ATTACK, "IS_ERROR": "1"}),
-        (("tools", "call", "odd.look"), {"REFUSAL": ATTACK}),
-        (("doctor",), {"DIE": ATTACK}),
-        (
-            ("tools", "list"),
-            {"TOOLS": json.dumps([{"name": ATTACK, "inputSchema": {"type": "object"}}])},
-        ),
-        (
-            ("tools", "list"),
-            {
-                "TOOLS": json.dumps(
-                    [{"name": "a", "inputSchema": {"type": "object", "properties": {ATTACK: {}}}}]
-                )
-            },
-        ),
-        (
-            ("tools", "list"),
-            {"TOOLS": json.dumps([{"name": "a", "description": ATTACK, "inputSchema": {"type": "object"}}])},
-        ),
-    ],
-    ids=[
-        "dying, list",
-        "dying, call",
-        "answer",
-        "error",
-        "refusal",
-        "doctor",
-        "name",
-        "property",
-        "description",
+        pytest.param(("tools", "list"), {"DIE": ATTACK}, id="dying"),
+        pytest.param(("doctor",), {"DIE": ATTACK}, id="dying, doctor"),
+        pytest.param(("tools", "call", "odd.look"), {"ANSWER": ATTACK}, id="answer"),
+        pytest.param(("tools", "call", "odd.look"), {"ANSWER": ATTACK, "IS_ERROR": "1"}, id="error"),
+        pytest.param(("tools", "call", "odd.look"), {"REFUSAL": ATTACK}, id="refusal"),
+        pytest.param(("tools", "list"), _tool(name=ATTACK), id="name"),
+        pytest.param(("tools", "list"), _tool(properties=(ATTACK,)), id="property"),
+        pytest.param(("tools", "list"), _tool(description=ATTACK), id="description"),
     ],
 )
 def test_a_server_does_not_steer_the_terminal(
