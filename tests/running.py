@@ -18,7 +18,9 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,6 +216,15 @@ def in_turn(lines: Iterable[Sequence[str]], *, cwd: Path, imports: bool = False)
         out, err = process.communicate(json.dumps(list(map(list, lines))), timeout=BOUND_S)
     assert process.returncode == 0, err
     return [Answer(*answer) for answer in json.loads(out)]
+
+
+def wait_for(is_there: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
+    """Until it is; fails where the process ends first or the bound passes."""
+    pause, end = threading.Event(), time.monotonic() + BOUND_S
+    while not is_there():
+        assert process.poll() is None, process.stderr.read() if process.stderr else "it ended before"
+        assert time.monotonic() < end
+        pause.wait(0.02)
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:

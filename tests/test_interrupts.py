@@ -11,13 +11,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.cli.specs import spec_of
 from tests.running import Command, Python, mcpagent
 
 pytestmark = pytest.mark.system
@@ -166,39 +166,16 @@ def test_what_is_ignored_stays_so() -> None:
         assert process.wait() == 0
 
 
-SLOW_SERVER = """
-import sys, time
-from pathlib import Path
-from mcp.server.mcpserver import MCPServer
-server = MCPServer("slow")
-
-@server.tool()
-def look(name: str) -> str:
-    "Look something up."
-    Path(sys.argv[1]).touch()
-    time.sleep(3600)
-    return name
-
-server.run("stdio")
-"""
+SLOW_SERVER = Path(__file__).with_name("cli") / "slow_server.py"
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, Path]:
     """A server whose calls never end, a spec and a dataset that call it."""
-    (tmp_path / "server.py").write_text(SLOW_SERVER)
     called = tmp_path / "called"
-    server = {"command": sys.executable, "args": [str(tmp_path / "server.py"), str(called)]}
+    server = {"command": sys.executable, "args": [str(SLOW_SERVER), str(called)]}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"slow": server}}))
-    step = {"step": 1, "server": "slow", "tool": "look", "params": {"name": "x"}}
-    task = {
-        "task_id": "one",
-        "complexity": "simple",
-        "conversation": [{"role": "user", "content": "Look x up."}],
-        "solution": {"tool_sequence": [step]},
-    }
-    scenario = {"scenario": "s", "turns": 1, "limits": {"max_servers": 1, "max_tools": 1}, "tasks": [task]}
-    (tmp_path / "spec.json").write_text(json.dumps({"dependent_dataset": [scenario]}))
+    (tmp_path / "spec.json").write_text(json.dumps(spec_of("slow", "look", {"name": "x"})))
     record = {
         "data_source": "test",
         "env_class": "MCPToolEnv",
@@ -210,7 +187,7 @@ def slow(tmp_path: Path) -> dict[str, Path]:
                 "complexity": "simple",
                 "max_turns": 2,
                 "success": {"must_call_tool": "slow.look"},
-                "tool_sequence": [step],
+                "tool_sequence": [{"step": 1, "server": "slow", "tool": "look", "params": {"name": "x"}}],
             },
         },
         "extra_info": {},
@@ -225,27 +202,6 @@ COMMANDS = {
     "rollout": "rollout --policy gold --servers {d}/mcp.json --data {d}/data.jsonl --out {d}/out/x/t.jsonl",
     "gen-data": "gen-data --explore --servers {d}/mcp.json --read-only slow --out {d}/out/x",
 }
-
-
-def test_a_command_that_waits_for_a_server_stops_with_130_and_leaves_nothing(slow: dict[str, Path]) -> None:
-    words = COMMANDS["convert"].format(d=slow["folder"]).split()
-    with Command(
-        *(*words, "--json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as process:
-        pause = threading.Event()
-        while not slow["called"].exists():
-            assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            pause.wait(0.05)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate()
-    assert process.returncode == 130, err
-    assert out == ""
-    assert "Traceback" not in err
-    assert list(slow["out"].iterdir()) == []
 
 
 def test_a_closed_terminal_is_one_too(slow: dict[str, Path]) -> None:
@@ -338,13 +294,6 @@ def test_ctrl_c_at_the_bar_of_an_evaluation_says_what_is_kept_and_that_goes_on(
     text = (slow["folder"] / "data.jsonl").read_text()
     quick = text.replace('"one"', '"two"').replace('"x"', '"quick"').replace("Look x", "Look quick")
     (slow["folder"] / "data.jsonl").write_text(quick + text)
-    server = slow["folder"] / "server.py"
-    never = "    time.sleep(3600)\n"
-    server.write_text(
-        SLOW_SERVER.replace("    Path(sys.argv[1]).touch()\n", "").replace(
-            never, "    if name == 'x' and not Path(sys.argv[1]).exists():\n        time.sleep(3600)\n"
-        )
-    )
     words = [*AT_A_BAR["eval"].format(d=slow["folder"]).split(), "--set", "rollout.num_envs=1"]
     with on_a_terminal(words, ROOT) as (process, terminal):
         seen = read_until(terminal, "1/2")
@@ -354,7 +303,7 @@ def test_ctrl_c_at_the_bar_of_an_evaluation_says_what_is_kept_and_that_goes_on(
     kept, _, command = last_line(seen).partition("; go on with: mcpagent ")
     assert kept == f"interrupted: {slow['out'] / 'e.partial.jsonl'} keeps the episodes that ended"
     assert command == shlex.join([*words, "--resume"])
-    slow["called"].touch()  # it answers from now on
+    slow["called"].with_name("answers").touch()
     done = mcpagent(*shlex.split(command), "--json", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["n_episodes"] == 2

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.running import BOUND_S, Command
+from tests.running import BOUND_S, Command, wait_for
 
-# Answers no call, and says in the named pipe that one has come.
-SERVER = r"""
-import json, sys
-schema = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(a+)+$"}}}
-reads = {"readOnlyHint": True}
-tools = [
-    {"name": "slow", "inputSchema": schema, "annotations": reads},
-    {"name": "list_all", "inputSchema": {"type": "object", "properties": {}}, "annotations": reads},
-]
-for line in sys.stdin:
-    asked = json.loads(line)
-    result = {"tools": tools}
-    if asked.get("method") == "initialize":
-        info = {"name": "m", "version": "1"}
-        result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
-    elif asked.get("method") == "tools/call":
-        open(sys.argv[1], "w").write("called")
-        continue
-    elif asked.get("method") != "tools/list":
-        continue
-    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
-"""
+SERVER = Path(__file__).with_name("slow_server.py")
 ENDLESS = "^(" + "(a+)+|" * 50 + "b)+$"
 RECORD = {
     "prompt": [
@@ -67,21 +44,17 @@ pytestmark = pytest.mark.system
 )
 def test_sigterm_ends_a_command_whose_server_never_answers(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps(RECORD) + "\n")
-    os.mkfifo(tmp_path / "called")
-    server = {"command": sys.executable, "args": ["-c", SERVER, str(tmp_path / "called")]}
+    called = tmp_path / "called"
+    server = {"command": sys.executable, "args": [str(SERVER), str(called)]}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"bad": server}}))
-    called = os.open(tmp_path / "called", os.O_RDONLY | os.O_NONBLOCK)
-    said = (tmp_path / "said").open("w+")
-    try:
-        with Command(*words, "--servers", "mcp.json", cwd=tmp_path, stdout=said, stderr=said) as process:
-            ready: list[int] = []
-            while not ready and process.poll() is None:
-                ready = select.select([called], [], [], 1)[0]
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=BOUND_S)
+    with (
+        (tmp_path / "said").open("w+") as said,
+        Command(*words, "--servers", "mcp.json", cwd=tmp_path, stdout=said, stderr=said) as process,
+    ):
+        wait_for(called.exists, process)
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=BOUND_S)
         said.seek(0)
-        assert ready, said.read()
-        assert process.returncode != 0
-    finally:
-        os.close(called)
-        said.close()
+        assert process.returncode == 130, said.read()
+        assert "Traceback" not in said.read()
+    assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "made").exists()

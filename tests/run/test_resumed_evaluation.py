@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ import pytest
 from mcpagent.core.trajectory import StopReason
 from mcpagent.storage.trajectories import read_trajectories, write_trajectories
 from tests.run.world import SHORT, TRAIN
-from tests.running import mcpagent
+from tests.running import Command, mcpagent, wait_for
 
 pytestmark = pytest.mark.system
 TASKS, SAMPLES = 12, 4
@@ -25,17 +21,10 @@ TASKS, SAMPLES = 12, 4
 @pytest.fixture(scope="module")
 def command(tiny_checkpoint: Path) -> list[str]:
     """One episode at a time, so that an interruption finds some that ended and some that did not begin."""
+    settings = (f"data.max_tasks={TASKS}", SHORT, "rollout.num_envs=1")
     return [
-        *(
-            "eval",
-            "checkpoint",
-            str(tiny_checkpoint),
-            "--data",
-            str(TRAIN),
-            "--set",
-            f"data.max_tasks={TASKS}",
-        ),
-        *("--samples", str(SAMPLES), "--set", SHORT, "--set", "rollout.num_envs=1"),
+        *("eval", "checkpoint", str(tiny_checkpoint), "--data", str(TRAIN), "--samples", str(SAMPLES)),
+        *(word for setting in settings for word in ("--set", setting)),
     ]
 
 
@@ -54,12 +43,9 @@ def test_an_evaluation_that_is_killed_and_resumed_is_that_without_a_kill(
 ) -> None:
     out = tmp_path / "eval.json"
     partial = out.with_suffix(".partial.jsonl")
-    words = [sys.executable, "-m", "mcpagent.cli.main", *command, "--out", str(out)]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while not partial.exists() or partial.read_bytes().count(b"\n") < 4:
-            assert process.poll() is None, "it ended before it could be killed"
-            time.sleep(0.001)
-        os.kill(process.pid, signal.SIGKILL)
+    with Command(*command, "--out", out, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: partial.exists() and partial.read_bytes().count(b"\n") >= 4, process)
+        process.kill()
     kept = partial.read_bytes()
     assert 3 <= kept.count(b"\n") - 1 < TASKS * SAMPLES
     partial.write_bytes(kept + b'{"episode": {"id": "torn')

@@ -8,8 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,7 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.runs import list_runs
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.metrics import PoolMetrics
-from tests.running import Command
-
-BOUND_S = 120.0
+from tests.running import BOUND_S, Command, wait_for
 
 
 def mcpagent_train(*options: str) -> Result:
@@ -240,15 +236,6 @@ def test_a_run_without_a_name_gets_its_own_and_resume_takes_the_last_of_its_algo
         folders[2].name: ("sft", "finished", 1),
     }
     assert all(name in table.output for name in states)
-
-
-def wait_for(is_there: Any, process: subprocess.Popen[str]) -> None:
-    """Until it is; fails where the process ends first or the bound passes."""
-    pause, end = threading.Event(), time.monotonic() + BOUND_S
-    while not is_there():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < end
-        pause.wait(0.05)
 
 
 def test_the_optimiser_steps_after_batch_size_times_accumulation_prompts(
