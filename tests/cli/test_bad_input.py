@@ -160,7 +160,7 @@ CASES = {
     ],
     # reports and certificates
     "report {w}/good.json": ["good.json"],
-    "report {w}/bare": ["bare"],
+    "report {w}/bare": ["bare", "holds no metrics.jsonl with a step", "mcpagent train"],
     "report {w}/torn": ["trained.json"],
     "report {w}/model": ["model"],
     "view {w}/good.json": ["good.json"],

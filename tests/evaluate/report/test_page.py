@@ -4,8 +4,6 @@ import base64
 import gzip
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -160,9 +158,9 @@ def test_plotly_is_packed_once_and_whole(tmp_path: Path) -> None:
 
 
 def test_a_run_with_nothing_but_steps_still_has_a_report(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward_mean": 0.1}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward_mean": 0.1, "kl": null}\n')
     page = _Page(write_report(tmp_path).read_text())
-    assert page.text.count("– not measured") == 7
+    assert page.text.count("– not measured") == 7 and "None" not in page.text
     assert "Trajectories" not in page.text and "Controls" not in page.text
 
 
@@ -216,32 +214,6 @@ def test_the_command_prints_the_path_and_with_json_the_verdicts(tmp_path: Path) 
     document = json.loads(mcpagent("report", str(run), "--json").stdout)
     assert document["report"] == str(run / "report.html")
     assert {v["outcome"] for v in document["verdicts"]} == {"pass"}
-
-
-def test_a_missing_run_or_one_without_steps_is_a_user_error_with_a_remedy(tmp_path: Path) -> None:
-    for folder, message in (
-        (tmp_path / "absent", "is not a run folder"),
-        (tmp_path, "holds no metrics.jsonl with a step"),
-    ):
-        found = mcpagent("report", str(folder))
-        assert found.returncode == 2
-        assert message in found.stderr and "mcpagent train" in found.stderr
-        assert "Traceback" not in found.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_plotly_the_error_names_the_install_command(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", tasks=3)
-    # None in sys.modules is how Python itself marks a module that cannot be imported.
-    program = (
-        "import sys; sys.modules['plotly'] = None; from mcpagent.cli.main import run; "
-        f"sys.argv = ['mcpagent', 'report', {str(run)!r}]; run()"
-    )
-    command = [sys.executable, "-c", program]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert found.returncode == 2
-    assert "pip install 'mcpagent[report]'" in found.stderr
-    assert not (run / "report.html").exists()
 
 
 @pytest.mark.slow
