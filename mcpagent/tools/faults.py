@@ -69,12 +69,13 @@ class CallLost(Exception):
         self.is_doubtful = is_doubtful
 
 
-class CallThrottled(CallLost):
+class CallThrottled(Exception):
     """A call that the server did not take because there are too many; it is well. `retry_after_s` is what it
     asks to wait; None if it does not say."""
 
     def __init__(self, text: str, retry_after_s: float | None) -> None:
-        super().__init__(text, was_sent=False)
+        super().__init__(text)
+        self.text = text
         self.retry_after_s = retry_after_s
 
 
@@ -101,7 +102,7 @@ class ServerEnded(Exception):
         self.is_lasting = is_lasting
 
 
-def classify(error: BaseException) -> CallFailed | CallLost:
+def classify(error: BaseException) -> CallFailed | CallLost | CallThrottled:
     """Return what an exception of the SDK means for the call. The order matters: a ValidationError is a
     ValueError."""
     match error:

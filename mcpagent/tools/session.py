@@ -248,7 +248,7 @@ async def _send(
     request: CallToolRequest,
     pending: PendingCall,
 ) -> CallToolResult:
-    """One sending under a hard deadline. Raises CallFailed or CallLost.
+    """One sending under a hard deadline. Raises CallFailed, CallLost or CallThrottled.
 
     Not the SDK's own timeout: that one starts only after the request was written, and a cancelled request
     waits up to 5 s more. The session's `send_request`, not `Client.call_tool`: the latter compiles the tool's
@@ -277,7 +277,7 @@ async def _send(
         raise CallLost("the connection was torn down during the call")
     error = task.exception()
     fault = None if error is None else classify(error)
-    if isinstance(fault, CallLost) and not isinstance(fault, CallThrottled):
+    if isinstance(fault, CallLost):
         if fault.is_doubtful:
             supervisor.doubt(live, server.timeout_s)
         else:

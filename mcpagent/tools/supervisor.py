@@ -21,7 +21,6 @@ from mcpagent.tools.catalog import ToolList, read_tool_list
 from mcpagent.tools.faults import (
     CallFailed,
     CallLost,
-    CallThrottled,
     LoginNeeded,
     OpenFailed,
     ServerEnded,
@@ -59,7 +58,7 @@ def _lost(asked: asyncio.Task[Any]) -> CallLost | None:
         return CallLost("the connection has ended", is_doubtful=True)
     error = asked.exception()
     fault = None if error is None else classify(error)
-    return fault if isinstance(fault, CallLost) and not isinstance(fault, CallThrottled) else None
+    return fault if isinstance(fault, CallLost) else None
 
 
 async def _ping(client: Client) -> EmptyResult:
