@@ -10,8 +10,7 @@ from mcpagent.errors import UserError
 from mcpagent.servers.builtin import BuiltinServer, ServerDefinition, Upstream
 from mcpagent.servers.fmp import FMP
 from mcpagent.servers.ledger import Ledger
-from mcpagent.servers.names import BUILTIN_NAMES as BUILTIN_NAMES
-from mcpagent.servers.names import KEY_NAMES, UpstreamKind
+from mcpagent.servers.names import BUILTIN_NAMES, KEY_NAMES, UpstreamKind
 from mcpagent.servers.polygon import POLYGON
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.servers.slack import SLACK

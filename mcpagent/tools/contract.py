@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal, Protocol
 
-from mcpagent.core.tools import NONCE_META_KEY as NONCE_META_KEY
-from mcpagent.core.tools import PURPOSE_META_KEY as PURPOSE_META_KEY
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.tools.metrics import PoolMetrics
 

@@ -19,10 +19,10 @@ from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, Re
 from mcpagent.config.schema import ResetSection
 from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, failed_result
+from mcpagent.core.tools import PURPOSE_META_KEY, FailureKind, ToolCall, ToolResult, failed_result
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import Catalog
-from mcpagent.tools.contract import PURPOSE_META_KEY, Purpose
+from mcpagent.tools.contract import Purpose
 from mcpagent.tools.faults import CallFailed, CallLost, CallThrottled, LoginNeeded, classify
 from mcpagent.tools.limits import settled
 from mcpagent.tools.questions import call_to_its_end

@@ -13,7 +13,8 @@ import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
 from mcpagent.core.tools import PURPOSE_META_KEY
-from mcpagent.servers.registry import BUILTIN_NAMES, build_server
+from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.servers.registry import build_server
 from tests.running import mcpagent, refused
 from tests.servers.calls import CHANNEL, GOOD_CALLS, nonce_of, over_http, read_lines
 

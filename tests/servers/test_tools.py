@@ -15,7 +15,8 @@ from mcp.types import Tool
 from mcpagent.core.tools import NONCE_META_KEY
 from mcpagent.errors import UserError
 from mcpagent.servers.embedded import build
-from mcpagent.servers.registry import BUILTIN_NAMES, build_server
+from mcpagent.servers.names import BUILTIN_NAMES
+from mcpagent.servers.registry import build_server
 from mcpagent.servers.tavily import EmbeddedTavily
 from tests.servers.calls import CHANNEL, COMPANY, GOOD_CALLS, call, text_of, with_client
 

@@ -11,10 +11,10 @@ from mcp.types import CallToolResult, TextContent
 
 from mcpagent import __version__
 from mcpagent.config.schema import ServerSection, ToolsConfig
-from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
+from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolCall, ToolResult
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
-from mcpagent.tools.contract import NONCE_META_KEY, Purpose
+from mcpagent.tools.contract import Purpose
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
 from tests.tools.servers import echo

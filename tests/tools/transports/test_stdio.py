@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mcpagent.config.schema import ToolsConfig
-from mcpagent.core.tools import FailureKind, ToolResult
-from mcpagent.tools.contract import NONCE_META_KEY
+from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolResult
 from mcpagent.tools.pool import PoolSession, ToolPool
 from tests.tools.support import call, served_builtin, stdio_echo
 from tests.tools.wild import living, stdio_poison
