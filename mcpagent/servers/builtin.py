@@ -24,16 +24,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from mcpagent import __version__
 from mcpagent.core.tools import NONCE_META_KEY, PURPOSE_META_KEY
 from mcpagent.servers.ledger import MODEL_PURPOSE, Ledger
+from mcpagent.tools.wire import clean_text
 
 T = TypeVar("T")
-
-
-def clean_text(text: str) -> str:
-    """`text` with surrogate pairs joined and lone surrogates replaced by U+FFFD: UTF-8 cannot encode a lone
-    surrogate, and one in a result ends the whole stdio session."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def clean_values(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import INTERNAL_ERROR
 from pydantic import BaseModel, Field, JsonValue
 
-from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition, clean_text
+from mcpagent.servers.builtin import Answer, BuiltinTool, ServerDefinition
 from mcpagent.servers.sandbox.contract import Sandbox, SandboxBroken, SandboxOutcome
 from mcpagent.servers.sandbox.inside import jsonable
+from mcpagent.tools.wire import clean_text
 
 _MAX_CODE_CHARS = 100_000
 _MAX_DATA_BYTES = 1_000_000

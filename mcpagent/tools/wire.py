@@ -79,6 +79,14 @@ def _array_fault(value: Sequence[Any], depth: int) -> str | None:
     return None
 
 
+def clean_text(text: str) -> str:
+    """`text` with surrogate pairs joined and lone surrogates replaced by U+FFFD: UTF-8 cannot encode a lone
+    surrogate, and one in a result ends the whole stdio session."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def render(blocks: Sequence[ContentBlock], structured: JsonObject | None) -> str:
     """Return the text that the model sees: text as it is, anything else as a typed placeholder."""
     if not blocks and structured is not None:

@@ -30,7 +30,6 @@ from typing import IO, Any
 import psutil
 from pydantic import JsonValue
 
-from mcpagent.servers.builtin import clean_text
 from mcpagent.servers.sandbox.contract import (
     AT_ONCE,
     THREADS,
@@ -40,6 +39,7 @@ from mcpagent.servers.sandbox.contract import (
     SandboxUnavailable,
 )
 from mcpagent.servers.sandbox.inside import READY, jsonable
+from mcpagent.tools.wire import clean_text
 
 _SCRATCH = "/work"
 _DEVICES = ("/dev/null", "/dev/urandom")

@@ -11,7 +11,6 @@ from functools import cache
 from pydantic import JsonValue
 
 from mcpagent.errors import UserError
-from mcpagent.servers.builtin import clean_text
 from mcpagent.servers.sandbox.bubblewrap import BubblewrapSandbox
 from mcpagent.servers.sandbox.contract import (
     THREADS,
@@ -24,6 +23,7 @@ from mcpagent.servers.sandbox.contract import (
 )
 from mcpagent.servers.sandbox.inside import jsonable
 from mcpagent.storage.packages import pip_install
+from mcpagent.tools.wire import clean_text
 
 try:
     import pydantic_monty

@@ -29,7 +29,7 @@ from mcp_types import (
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from mcpagent.tools.wire import wire_fault
+from mcpagent.tools.wire import clean_text, wire_fault
 
 # As much of the two ends of a message as `response_id` looks at.
 HEAD_BYTES, TAIL_BYTES = 1024, 512
@@ -126,8 +126,7 @@ def _repaired(data: bytes) -> Any:
     """Return what a stricter sender would have sent. Raises Malformed if that cannot be known."""
     try:
         lenient = json.loads(data.decode("utf-8", "replace"), parse_constant=_refuse_constant)
-        text = json.dumps(lenient, ensure_ascii=False)
-        clean = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        clean = clean_text(json.dumps(lenient, ensure_ascii=False))
         return from_json(clean, allow_inf_nan=False)
     except (ValueError, RecursionError) as error:
         request_id = response_id(data[:HEAD_BYTES], data[-TAIL_BYTES:])
