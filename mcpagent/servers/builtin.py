@@ -7,8 +7,8 @@ import json
 import logging
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from datetime import date
 from typing import Any, TypeVar
@@ -129,18 +129,12 @@ class BuiltinServer(MCPServer[Any]):
     ) -> None:
         """`upstream` None is the embedded one."""
         upstream = upstream or Upstream(open=lambda: nullcontext(definition.embedded()))
-
-        @asynccontextmanager
-        async def lifespan(_: MCPServer[Any]) -> AsyncIterator[Any]:
-            async with upstream.open() as opened:
-                yield opened
-
         super().__init__(
             definition.name,
             instructions=definition.instructions,
             version=__version__,
             log_level="WARNING",
-            lifespan=lifespan,
+            lifespan=lambda _: upstream.open(),
             tools=[
                 tool.tool(is_live=upstream.is_live)
                 for tool in definition.tools
