@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import InUseError, UserError
+from mcpagent.storage.packages import now
 
 LOCK_NAME = ".lock"  # inside a folder; next to a file it is .NAME.lock
 _WAIT_S = 0.2  # `holder` of another process holds a lock for a moment
@@ -66,7 +66,7 @@ def this_process() -> JsonObject:
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "since": now(),
         "command": shlex.join(["mcpagent", *words]),
     }
 

@@ -104,12 +104,17 @@ def provenance() -> JsonObject:
     and the time."""
     return {
         "schema_version": 1,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created_at": now(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: version for name in _PACKAGES if (version := installed_version(name)) is not None},
         "git": _commit(),
     }
+
+
+def now() -> str:
+    """Return the time in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _commit() -> JsonObject | None:

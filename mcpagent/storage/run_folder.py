@@ -14,7 +14,6 @@ import re
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +26,7 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.storage.atomic import TEMPORARY_PREFIX, remove_leftovers, reported, write_text
 from mcpagent.storage.datasets import record_reader, record_writer, write_jsonl
 from mcpagent.storage.locks import LOCK_NAME
-from mcpagent.storage.packages import provenance
+from mcpagent.storage.packages import now, provenance
 
 START_FOLDER = "start"  # the whole model that a run began with, if it had to be merged: `train.start`
 STATUS_NAME = "status.json"  # how the run stands: `storage.runs`
@@ -209,12 +208,11 @@ class RunLog(logging.Handler):
 
     def write(self, text: str) -> None:
         """One entry; lines after its first are indented."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
         clean = printable(SECRETS.text(text)).replace("\n", "\n    ")
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(f"{now} step {self.step}: {clean}\n")
+                stream.write(f"{now()} step {self.step}: {clean}\n")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record of the logging module as a line of the run's log."""

@@ -10,7 +10,7 @@ import string
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import InUseError, MCPAgentError, UserError
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.locks import LOCK_NAME, holder, locked_folder, read_json_object, this_process
+from mcpagent.storage.packages import now
 from mcpagent.storage.run_folder import STATUS_NAME, RunFolder, has_not_begun, not_empty
 
 RunState = Literal["running", "finished", "interrupted", "failed"]
@@ -62,7 +63,7 @@ class RunSession:
     folder: Path
     kind: str
     total_steps: int | None = None
-    started_at: str = field(default_factory=lambda: now())
+    started_at: str = field(default_factory=now)
     state: RunState = "finished"
     reason: str | None = None
     has_begun: bool = False
@@ -243,8 +244,3 @@ def _remove_new(folder: Path, before: set[str]) -> None:
     for path in folder.iterdir():
         if path.name not in before and path.name != LOCK_NAME:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def now() -> str:
-    """Return the time in UTC, to the second, in ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
