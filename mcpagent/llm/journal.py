@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.contract import ChatFailed, ChatReply, FailureReason, Usage
@@ -140,7 +139,7 @@ class Journal:
 
     def _append(self, line: JsonObject) -> tuple[int, int]:
         offset = self._file.tell()
-        record_writer(self._file, flush=True).write(SECRETS.value(line))
+        record_writer(self._file, flush=True).write(line)
         os.fsync(self._file.fileno())
         return offset, self._file.tell() - offset
 
