@@ -137,7 +137,8 @@ def sealed_dir(final: Path) -> Iterator[Path]:
 
 def seal(folder: Path) -> None:
     """Write the SHA-256 of every file in `folder` next to them."""
-    hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in _files(folder)}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
     (folder / SEAL_FILE).write_text(json.dumps(hashes, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -255,10 +256,6 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _is_model(folder: Path) -> bool:

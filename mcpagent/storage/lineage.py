@@ -156,27 +156,22 @@ def refuse_other_base(checkpoint: Path, base: Base, folder: Path) -> None:
 
 
 def _unrecorded_base(folder: Path) -> Base:
-    """The base of adapters that another program wrote, which name it and no more."""
+    """The base of adapters that another program wrote, whose PEFT configuration names it and no more."""
     if run_of(folder) is not None:
         raise UserError(
             "does not record what its adapters were trained on, as every checkpoint of a run does",
             where=str(folder),
             remedy=f"copy the whole run folder, {LINEAGE_FILE} of each checkpoint included",
         )
-    named, revision = _named_base(folder)
-    note = f"{folder} does not say what its adapters were trained on but by name: {named} is taken for it"
-    return Base(place=named, revision=revision, note=note)
-
-
-def _named_base(folder: Path) -> tuple[str, str | None]:
-    """The model that PEFT's configuration names, and its revision."""
     try:
         document = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
     except ValueError:
         document = None
     if not isinstance(document, dict) or not document.get("base_model_name_or_path"):
         raise _nameless(folder)
-    return str(document["base_model_name_or_path"]), document.get("revision")
+    named = str(document["base_model_name_or_path"])
+    note = f"{folder} does not say what its adapters were trained on but by name: {named} is taken for it"
+    return Base(place=named, revision=document.get("revision"), note=note)
 
 
 def _nameless(folder: Path) -> UserError:
