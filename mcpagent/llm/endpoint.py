@@ -32,11 +32,12 @@ _FINISH = {
 
 def chat_body(request: ChatRequest, *, model: str, mode: str) -> dict[str, Any]:
     """Return the body of a Chat Completions request; `mode` is one of MODES."""
+    sampling = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
     body: dict[str, Any] = {
         "model": model,
         "messages": list(request.messages),
         "max_completion_tokens": request.max_output_tokens,
-        **_sampling(request),
+        **{name: value for name, value in sampling.items() if value is not None},
     }
     if request.tools:
         body["tools"] = list(request.tools)
@@ -69,11 +70,6 @@ def _usage(raw: JsonObject) -> Usage | None:
     if not isinstance(usage, dict) or not {"prompt_tokens", "completion_tokens"} <= usage.keys():
         return None
     return Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
-
-
-def _sampling(request: ChatRequest) -> dict[str, Any]:
-    parameters = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
-    return {name: value for name, value in parameters.items() if value is not None}
 
 
 _OPTIONAL = ("temperature", "seed")
@@ -145,7 +141,7 @@ def failure_of(error: openai.APIStatusError, *, where: str, model: str) -> ChatF
             where=where,
             remedy="check the name of the model and api.base_url (it usually ends in /v1)",
         )
-    if status in {402, 429} and (status == 402 or code in _NO_QUOTA):
+    if status == 402 or (status == 429 and code in _NO_QUOTA):
         return UserError(f"the account has no quota left: {text}", where=where, remedy="check its billing")
     if status == 429:
         wait_s = retry_after_s(error.response.headers)
@@ -208,7 +204,8 @@ class Endpoint:
             async with asyncio.timeout(self.settings.timeout_s):
                 body = await self._post(request, headers)
         except (TimeoutError, openai.APITimeoutError):
-            raise self._late() from None
+            text = f"no whole answer within {self.settings.timeout_s:g} s"
+            raise ChatFailed(FailureReason.TIMED_OUT, text, may_be_billed=True) from None
         except openai.APIConnectionError as error:
             never_sent = type(error.__cause__).__name__ in {"ConnectError", "ConnectTimeout"}
             text = SECRETS.text(f"{error} {error.__cause__ or ''}".strip())
@@ -254,10 +251,6 @@ class Endpoint:
             failure.reason = FailureReason.UNSUPPORTED
         failure.text = SECRETS.text(failure.text)
         return failure
-
-    def _late(self) -> ChatFailed:
-        text = f"no whole answer within {self.settings.timeout_s:g} s"
-        return ChatFailed(FailureReason.TIMED_OUT, text, may_be_billed=True)
 
 
 def json_of(reply: ChatReply) -> JsonObject | None:
