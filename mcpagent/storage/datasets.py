@@ -293,8 +293,6 @@ class DiskList(Sequence[_T]):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
 
 class TaskFile(DiskList[Task]):
     """The tasks of a dataset, each validated once. `methods` are the reward methods that they name.
