@@ -42,8 +42,6 @@ def _clean(value: Any) -> Any:
 
 logger = logging.getLogger(__name__)
 
-OpenUpstream = Callable[[], AbstractAsyncContextManager[Any]]
-
 
 class Answer(BaseModel):
     """Base of every tool's result: frozen, and its text encodable whatever the upstream sent."""
@@ -96,7 +94,7 @@ class Upstream:
     """Where a server's answers come from. `open` gives one client an object with a method for each tool;
     `redact` takes keys out of every text that leaves the server."""
 
-    open: OpenUpstream
+    open: Callable[[], AbstractAsyncContextManager[Any]]
     is_live: bool = False
     redact: Callable[[str], str] = str
 

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from mcpagent.servers import embedded as lookup
 from mcpagent.servers.builtin import Answer, Articles, BuiltinTool, ServerDefinition, first
-from mcpagent.servers.embedded import Company, build
-from mcpagent.servers.embedded import FiledStatement as YearStatement
+from mcpagent.servers.embedded import Company, FiledStatement, build
 
 Period = Literal["annual", "quarter"]
 SymbolArg = Annotated[str, Field(description="Stock symbol.")]
@@ -163,11 +162,11 @@ def _matches(companies: Sequence[Company], *, limit: int) -> SymbolMatches:
     return SymbolMatches(results=[SymbolMatch(symbol=c.ticker, name=c.name) for c in first(companies, limit)])
 
 
-def _annual(year: YearStatement) -> Statement:
+def _annual(year: FiledStatement) -> Statement:
     return Statement(fiscal_year=str(year.fiscal_year), revenue=year.revenue, net_income=year.net_income)
 
 
-def _quarters(year: YearStatement) -> list[Statement]:
+def _quarters(year: FiledStatement) -> list[Statement]:
     """The year's four equal quarters, newest first; amounts are whole millions, so a quarter is exact."""
     return [
         Statement(
