@@ -234,16 +234,12 @@ class DiskList(Sequence[_T]):
         self._places = array("q")  # by index: an offset in the file, or -2 and less for one that is held
         self._file: IO[bytes] | None = None
         self._turn = threading.Lock()  # of the file's position
-        self.extend(items)
+        for item in items:
+            self.append(item)
 
     def append(self, item: _T) -> None:
         """Put an item at the end."""
         self.put(len(self._places), item)
-
-    def extend(self, items: Iterable[_T]) -> None:
-        """Put items at the end."""
-        for item in items:
-            self.append(item)
 
     def put(self, index: int, item: _T) -> None:
         """Put an item at any place, also past the end. Raises UserError if the disk is full."""

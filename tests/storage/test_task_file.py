@@ -82,7 +82,8 @@ def test_a_list_on_disk_holds_few_bytes_of_an_item() -> None:
     try:
         filled = DiskList({"number": number, "text": "x" * 2000} for number in range(1500))
         first = tracemalloc.get_traced_memory()[0]
-        filled.extend({"number": number, "text": "x" * 2000} for number in range(3000))
+        for number in range(3000):
+            filled.append({"number": number, "text": "x" * 2000})
         grown = tracemalloc.get_traced_memory()[0] - first
     finally:
         tracemalloc.stop()
