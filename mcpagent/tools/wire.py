@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 from mcp.types import (
     AudioContent,
@@ -57,26 +57,18 @@ def wire_fault(value: object, *, depth: int = 0) -> str | None:
     if depth >= MAX_DEPTH:
         return f"nesting deeper than {MAX_DEPTH}"
     if isinstance(value, dict):
-        return _object_fault(value, depth + 1)
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"a key of type {type(key).__name__}"
+            if fault := wire_fault(key) or wire_fault(item, depth=depth + 1):
+                return fault
+        return None
     if isinstance(value, (list, tuple)):
-        return _array_fault(value, depth + 1)
+        for item in value:
+            if fault := wire_fault(item, depth=depth + 1):
+                return fault
+        return None
     return f"a value of type {type(value).__name__}"
-
-
-def _object_fault(value: dict[Any, Any], depth: int) -> str | None:
-    for key, item in value.items():
-        if not isinstance(key, str):
-            return f"a key of type {type(key).__name__}"
-        if fault := wire_fault(key) or wire_fault(item, depth=depth):
-            return fault
-    return None
-
-
-def _array_fault(value: Sequence[Any], depth: int) -> str | None:
-    for item in value:
-        if fault := wire_fault(item, depth=depth):
-            return fault
-    return None
 
 
 def clean_text(text: str) -> str:
