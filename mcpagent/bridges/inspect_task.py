@@ -35,6 +35,7 @@ from inspect_ai.tool import ToolInfo, ToolParams
 from mcpagent.bridges.host import Host, HostedEpisode, open_host
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import StopReason
+from mcpagent.core.values import referenced
 
 _T = TypeVar("_T")
 _VERDICT = "mcpagent"  # in a sample's store: what the scorer reads
@@ -151,12 +152,8 @@ def _written_out(schema: Any, root: JsonObject, depth: int) -> Any:
         return [_written_out(item, root, depth) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    if (reference := schema.get("$ref")) is not None:
-        if depth == 0 or not str(reference).startswith("#/"):
-            return {}
-        target: Any = root
-        for part in str(reference)[2:].split("/"):
-            target = target.get(part, {})
-        return _written_out(target, root, depth - 1)
+    if "$ref" in schema:
+        target = referenced(schema["$ref"], root)
+        return _written_out(target, root, depth - 1) if depth > 0 and isinstance(target, dict) else {}
     renamed = {"anyOf" if key == "oneOf" else key: value for key, value in schema.items()}
     return {key: _written_out(value, root, depth) for key, value in renamed.items()}

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, TypeGuard
+from urllib.parse import unquote
 
 # Dates carry no quantity: "187.2 on 2025-03-04" ends with the number 187.2.
 _ISO_DATE = re.compile(r"(?<![0-9A-Za-z])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
@@ -64,6 +65,21 @@ def scalars(value: Any) -> Iterator[Any]:
         return
     for item in value:
         yield from scalars(item)
+
+
+def referenced(reference: object, root: Any) -> Any:
+    """Return what a reference of a JSON schema into itself points to (`#/$defs/Name`, RFC 6901); None for
+    any other, and if nothing is there."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place = root
+    for part in unquote(reference).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list):
+            place = place[int(key)] if key.isdecimal() and int(key) < len(place) else None
+        else:
+            place = place.get(key) if isinstance(place, dict) else None
+    return place
 
 
 def as_number(value: object) -> float | None:

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcpagent.core.values import as_number, numbers_in
+from mcpagent.core.values import as_number, numbers_in, referenced
+
+SCHEMA = {
+    "anyOf": [{"$ref": "#/$defs/a~1b"}, {"type": "string"}],
+    "$defs": {"a/b": {"type": "integer"}, "m~n": {"type": "boolean"}, "two words": {"type": "null"}},
+}
 
 
 @pytest.mark.parametrize(
@@ -41,3 +48,24 @@ def test_only_numbers_and_plain_numeric_strings_are_numbers() -> None:
     assert as_number(" 5.50 ") == 5.5
     assert as_number(5) == 5.0
     assert [as_number(value) for value in (True, "five", "5 apples", "", None, [5])] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("reference", "schema"),
+    [
+        ("#", SCHEMA),
+        ("#/$defs/a~1b", {"type": "integer"}),
+        ("#/$defs/m~0n", {"type": "boolean"}),
+        ("#/$defs/two%20words", {"type": "null"}),
+        ("#/anyOf/1", {"type": "string"}),
+        ("#/anyOf/2", None),
+        ("#/anyOf/type", None),
+        ("#/$defs/absent/more", None),
+        ("https://example.com/other.json#/$defs/a~1b", None),
+        (7, None),
+    ],
+)
+def test_a_reference_of_a_schema_into_itself_is_followed_as_rfc_6901_says(
+    reference: object, schema: Any
+) -> None:
+    assert referenced(reference, SCHEMA) == schema

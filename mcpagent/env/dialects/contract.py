@@ -10,7 +10,7 @@ from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ParseFailure, ToolCall
-from mcpagent.core.values import decode_model_json
+from mcpagent.core.values import decode_model_json, referenced
 
 _MAX_RAW_CHARS = 2000  # a failure is shown to the model and stored; a runaway text need not be
 # Each failure is answered, and reading on after one may mean reading the same text again: this bounds both.
@@ -212,8 +212,8 @@ def _types(schema: Any, root: JsonObject, depth: int = 0) -> frozenset[str]:
         return frozenset({named})
     if isinstance(named, list):
         return frozenset(name for name in named if isinstance(name, str))
-    if isinstance(reference := schema.get("$ref"), str):
-        return _types(_referred(reference, root), root, depth + 1)
+    if "$ref" in schema:
+        return _types(referenced(schema["$ref"], root), root, depth + 1)
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(choices, list):
         return frozenset().union(*(_type_of(choice) for choice in choices))
@@ -221,11 +221,3 @@ def _types(schema: Any, root: JsonObject, depth: int = 0) -> frozenset[str]:
         if isinstance(parts := schema.get(key), list):
             return frozenset().union(*(_types(part, root, depth + 1) for part in parts))
     return frozenset()
-
-
-def _referred(reference: str, root: JsonObject) -> Any:
-    """Return what `#/$defs/Name` points to; None for anything that is not in this schema."""
-    place: Any = root
-    for part in reference.removeprefix("#/").split("/"):
-        place = place.get(part) if isinstance(place, dict) else None
-    return place

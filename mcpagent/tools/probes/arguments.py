@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.values import referenced
 from mcpagent.tools.schemas import SchemaCheck, schema_problem
 
 _MOST_ITEMS, _MOST_CHARS = 100, 10_000  # a schema that asks for more gets no value
@@ -136,9 +137,7 @@ def resolved(schema: Any, root: JsonObject, depth: int = 0) -> JsonObject:
     if not isinstance(schema, dict) or depth > _REFERENCES:
         return {}
     if "$ref" in schema:
-        node: Any = root
-        for key in str(schema["$ref"]).split("/")[1:]:
-            node = node.get(key, {}) if isinstance(node, dict) else {}
+        node = referenced(schema["$ref"], root)
         rest = {key: value for key, value in schema.items() if key != "$ref"}
         return resolved({**(node if isinstance(node, dict) else {}), **rest}, root, depth + 1)
     for part in schema.get("allOf", ()):
