@@ -72,13 +72,13 @@ def referenced(reference: object, root: Any) -> Any:
     any other, and if nothing is there."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    place = root
+    place: Any = root
     for part in unquote(reference).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, list):
+        if is_json_array(place):
             place = place[int(key)] if key.isdecimal() and int(key) < len(place) else None
         else:
-            place = place.get(key) if isinstance(place, dict) else None
+            place = place.get(key) if is_json_object(place) else None
     return place
 
 
