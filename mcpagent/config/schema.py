@@ -404,6 +404,12 @@ class TrainConfig(Section):
         """The algorithm by the name that `--algo` has for it: ppo is GRPO's loop with a value head."""
         return "ppo" if self.algorithm == "grpo" and self.grpo.advantage == "gae" else self.algorithm
 
+    def with_settings(self, **sections: Mapping[str, object]) -> TrainConfig:
+        """Return the configuration with these settings of these sections replaced, unchecked."""
+        return self.model_copy(
+            update={name: getattr(self, name).model_copy(update=dict(new)) for name, new in sections.items()}
+        )
+
     def total_steps(self, *, n_tasks: int) -> int:
         """Return the steps of the whole run on a dataset of `n_tasks` prompts. Those of the curriculum are
         among `training.max_steps`, and come before `training.max_epochs`."""

@@ -58,24 +58,16 @@ def _configs(job: QuickstartJob, warm_checkpoint: Path, budget_s: float) -> dict
         "health": HealthConfig(enabled=False),
     }
     grpo, warm = job.grpo.model_copy(update=capped), job.warm.model_copy(update=capped)
-    long = grpo.training.model_copy(update={"max_steps": 10_000})
-    per_step_s = _supervised_step_s(job)
-    more = warm.training.model_copy(update={"max_steps": max(1, round(budget_s / per_step_s))})
+    long = grpo.with_settings(training={"max_steps": 10_000})
     return {
-        "random rewards": grpo.model_copy(
-            update={"training": long, "reward": grpo.reward.model_copy(update={"control": "random"})}
+        "random rewards": long.with_settings(reward={"control": "random"}),
+        "more demonstrations": warm.with_settings(
+            training={"max_steps": max(1, round(budget_s / _supervised_step_s(job)))},
+            data={"max_tasks": grpo.data.max_tasks},
+            model={"name": str(warm_checkpoint)},
+            sft={"curriculum_steps": 0},
         ),
-        "more demonstrations": warm.model_copy(
-            update={
-                "training": more,
-                "data": warm.data.model_copy(update={"max_tasks": grpo.data.max_tasks}),
-                "model": warm.model.model_copy(update={"name": str(warm_checkpoint)}),
-                "sft": warm.sft.model_copy(update={"curriculum_steps": 0}),
-            }
-        ),
-        "rejection sampling": grpo.model_copy(
-            update={"training": long, "reward": grpo.reward.model_copy(update={"control": "rejection"})}
-        ),
+        "rejection sampling": long.with_settings(reward={"control": "rejection"}),
     }
 
 

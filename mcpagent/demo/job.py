@@ -162,8 +162,7 @@ class QuickstartJob:
         """Return the job with its settings as the pace of this machine makes them."""
         warm, grpo = _configs(self.out, self.seed, self.explored, self.pretrained, self.progress.fitted)
         job = replace(self, warm=warm)
-        model = grpo.model.model_copy(update={"name": str(job.warm_checkpoint)})
-        return replace(job, grpo=grpo.model_copy(update={"model": model}))
+        return replace(job, grpo=grpo.with_settings(model={"name": str(job.warm_checkpoint)}))
 
 
 def parts(advance: Any) -> Callable[[str, int, int], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -64,10 +64,9 @@ def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int,
     turns = sum(len(plan.tool_sequence) + 1 for plan in plans) / len(plans)
     limit = min(sum(plan.max_turns for plan in plans) / len(plans), job.grpo.rollout.max_steps_per_episode)
     demonstrations, played = job.warm.training.batch_size, round(turns)
-    warm = _with(job.warm, training={"max_steps": 1}, data={"max_tasks": demonstrations})
+    warm = job.warm.with_settings(training={"max_steps": 1}, data={"max_tasks": demonstrations})
     supervised = _timed(warm, place / "warm_start", on_part)
-    grpo = _with(
-        job.grpo,
+    grpo = job.grpo.with_settings(
         model={"name": str(supervised.checkpoint)},
         training={"max_steps": 1},
         reward={"control": "random"},
@@ -76,7 +75,7 @@ def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int,
     )
     if not is_shaped:
         batch, group = width_of(grpo).shape
-        grpo = _with(grpo, training={"batch_size": batch}, rollout={"group_size": group})
+        grpo = grpo.with_settings(training={"batch_size": batch}, rollout={"group_size": group})
     step = _timed(grpo, place / "grpo", on_part)
     eval_s = _timed_evaluation(grpo, supervised.checkpoint, job.out / "data" / "heldout.jsonl", on_part)
     shutil.rmtree(place)
@@ -152,10 +151,3 @@ def _timed_evaluation(
         advance()
         opened.play(samples=samplings, tasks=tasks, on_done=advance)
         return (time.monotonic() - began) / episodes
-
-
-def _with(config: TrainConfig, **sections: Mapping[str, object]) -> TrainConfig:
-    """Return the settings with some of some sections replaced."""
-    return config.model_copy(
-        update={name: getattr(config, name).model_copy(update=dict(new)) for name, new in sections.items()}
-    )

@@ -100,11 +100,10 @@ class Pretrained:
             for recipe in ([*_WARM_START, *fitted.get("warm_start", ())], [*_GRPO, *fitted.get("grpo", ())])
         )
         if warm.data.max_tasks is None:  # no more are demonstrated than are trained on
-            few = {"max_tasks": warm.training.batch_size * (warm.training.max_steps or 1)}
-            warm = warm.model_copy(update={"data": warm.data.model_copy(update=few)})
+            few = warm.training.batch_size * (warm.training.max_steps or 1)
+            warm = warm.with_settings(data={"max_tasks": few})
         if not self.has_set("rollout.num_envs"):
-            many = {"num_envs": width_of(grpo).at_once}
-            grpo = grpo.model_copy(update={"rollout": grpo.rollout.model_copy(update=many)})
+            grpo = grpo.with_settings(rollout={"num_envs": width_of(grpo).at_once})
         return warm, grpo
 
     def has_set(self, key: str) -> bool:

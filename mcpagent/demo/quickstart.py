@@ -281,11 +281,10 @@ def _evaluate(
     of each to its file."""
     at = [temperature for temperature in files for _ in range(samples[temperature])]
     at_once = _EPISODES_AT_ONCE if job.pretrained is None else job.grpo.rollout.num_envs
-    rollout = job.grpo.rollout.model_copy(update={"num_envs": at_once})
     with (
         job.stage(f"eval_{name}", title, len(tasks) * len(at)) as advance,
         open_episodes(
-            job.grpo.model_copy(update={"rollout": rollout}),
+            job.grpo.with_settings(rollout={"num_envs": at_once}),
             policy=str(checkpoint),
             samples=len(at),
             console=Console(is_json=True),

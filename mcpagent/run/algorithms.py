@@ -331,8 +331,7 @@ def _open_sft_actor(
 ) -> Iterator[LocalActor]:
     """Open what plays episodes with the learner's weights as they are, in this process: the steps need no
     sampler, so it is there for an evaluation only."""
-    rollout = inputs.config.rollout.model_copy(update={"backend": "hf"})
-    config, asked = inputs.config.model_copy(update={"rollout": rollout}), judge.episodes_at_once
+    config, asked = inputs.config.with_settings(rollout={"backend": "hf"}), judge.episodes_at_once
     records = ActorRecords(processes=learner.processes, on_part=inputs.watch.on_part)
     was_training = learner.model.training
     learner.model.eval()

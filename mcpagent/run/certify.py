@@ -180,15 +180,13 @@ def _for_playing(config: TrainConfig, seed: int, folder: Path) -> TrainConfig:
     if tools.cassette is not None and Path(tools.cassette).is_dir():
         shutil.copytree(tools.cassette, folder / "cassette", ignore=shutil.ignore_patterns(".lock"))
     mode = "strict" if tools.cassette is not None and tools.cassette_mode == "strict" else "replay"
-    return config.model_copy(
-        update={
-            "seed": seed,
-            "reward": type(config.reward)(),
-            "judge": type(config.judge)(),
-            "rollout": config.rollout.model_copy(update={"user_model": None, "top_p": 1.0}),
-            "data": config.data.model_copy(update={"max_tasks": None}),
-            "tools": tools.model_copy(update={"cassette": str(folder / "cassette"), "cassette_mode": mode}),
-        }
+    changed = config.with_settings(
+        rollout={"user_model": None, "top_p": 1.0},
+        data={"max_tasks": None},
+        tools={"cassette": str(folder / "cassette"), "cassette_mode": mode},
+    )
+    return changed.model_copy(
+        update={"seed": seed, "reward": type(config.reward)(), "judge": type(config.judge)()}
     )
 
 

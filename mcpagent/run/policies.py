@@ -124,8 +124,7 @@ def _open_model(
     from mcpagent.train.sampler import open_sampler
     from mcpagent.train.settings import is_deterministic
 
-    model = config.model.model_copy(update={"name": name if checkpoint is None else str(checkpoint)})
-    named = config.model_copy(update={"model": model})
+    named = config.with_settings(model={"name": name if checkpoint is None else str(checkpoint)})
     if config.rollout.backend == "vllm" and not config.vllm.servers:
         require_vllm()
     loaded = load(named)
@@ -163,7 +162,7 @@ def pinned_model(config: TrainConfig, *, on_note: Callable[[str], None]) -> Trai
     if checkpoint is None or not checkpoint.why:
         return config
     on_note(f"model.name {config.model.name} means {checkpoint.path} ({checkpoint.why})")
-    return config.model_copy(update={"model": config.model.model_copy(update={"name": str(checkpoint.path)})})
+    return config.with_settings(model={"name": str(checkpoint.path)})
 
 
 @contextmanager

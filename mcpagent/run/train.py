@@ -81,8 +81,7 @@ def train(
         folder = processes.broadcast_from_rank0(lambda: session.folder if session else Path())
         if resume and is_open:
             began = load_train_config(inherited=RunFolder.open(folder).config_path).config
-            model = config.model.model_copy(update={"dtype": began.model.dtype})
-            config = config.model_copy(update={"model": model})
+            config = config.with_settings(model={"dtype": began.model.dtype})
         watch.on_folder(folder)
         if processes.is_first:
             watch = logged(watch, stack.enter_context(run_log(folder)))
