@@ -24,13 +24,13 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from mcpagent.core.text_records import text_fields, text_records
 from mcpagent.core.tools import ToolResult
-from mcpagent.core.values import is_json_array, is_json_object, numbers_in
+from mcpagent.core.values import is_json_array, is_json_object, numbers_in, scalars
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _STEP = re.compile(r"step([0-9]+)")
@@ -72,14 +72,8 @@ def references(value: Any) -> set[int]:
 
 def reference_texts(value: Any) -> list[str]:
     """Return every `${...}` of `value` as it is written, in order."""
-    if isinstance(value, str):
-        return [match[0] for match in _REFERENCE.finditer(value)]
-    items: Iterable[Any] = ()
-    if is_json_object(value):
-        items = value.values()
-    elif is_json_array(value):
-        items = value
-    return [text for item in items for text in reference_texts(item)]
+    texts = (item for item in scalars(value) if isinstance(item, str))
+    return [match[0] for text in texts for match in _REFERENCE.finditer(text)]
 
 
 def result_value(result: ToolResult) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec, catalog_hash
 from mcpagent.core.trajectory import Trajectory, Turn
+from mcpagent.core.values import scalars
 from mcpagent.models.tokens import Renderer
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 from mcpagent.train.sft import MakeSamples, texts
@@ -224,7 +225,7 @@ class Renaming:
         catalog_text = json.dumps([[s.name, s.description, s.input_schema] for s in catalog.values()])
         counts = Counter(word for each in demonstrations for word in _words(_question(each)))
         calls = [call.arguments for each in demonstrations for turn in each.turns for call in turn.tool_calls]
-        self._arguments = set(_words_of(_scalars(calls, set())))
+        self._arguments = set(_words_of(_written(calls)))
         # A choice of a schema that only results say is what is asked for: a guess of it must not pay.
         choices = set(_words_of(c for spec in catalog.values() for c in _choices(spec.input_schema)))
         self._kept = _words(f"{catalog_text} {catalog_text.lower()}")
@@ -241,7 +242,7 @@ class Renaming:
         self.wording = frozenset(self._kept | {word for word in frequent if not word.isupper()})
         self._results = [sorted(contents) for contents in results.values() if any(map(_fields, contents))]
         told = [_parsed(content) for contents in results.values() for content in contents]
-        self._values = sorted(set(_scalars(told, self._kept)))
+        self._values = sorted(set(_written(told)) - self._kept)
 
     @property
     def curriculum(self) -> MakeSamples:
@@ -338,13 +339,13 @@ class Renaming:
         untold: set[str] = set()
         for turn in trajectory.turns:
             for call in turn.tool_calls:
-                of_call = _words_of(_scalars(call.arguments, set()))
+                of_call = _words_of(_written(call.arguments))
                 untold |= {word for word in of_call if word not in told}
                 entities |= dict.fromkeys(of_call)
             for result in turn.tool_results:
                 values = _parsed(result.content)
                 untold |= _words(json.dumps(list(_keys(values))))
-                of_result = _words_of(_scalars(values, set()))
+                of_result = _words_of(_written(values))
                 told |= set(of_result)
                 entities |= dict.fromkeys(of_result)
             told |= _words(turn.user_message or "")
@@ -456,15 +457,11 @@ def _fields(content: str) -> dict[str, str]:
     return fields
 
 
-def _scalars(value: Any, kept: set[str]) -> Iterator[str]:
-    """The texts and numbers of a result, as they are written; none of `kept`."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _scalars(item, kept)
-    elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        text = value if isinstance(value, str) else json.dumps(value)
-        if text not in kept:
-            yield text
+def _written(value: Any) -> Iterator[str]:
+    """The texts and numbers of a JSON value, as they are written."""
+    for item in scalars(value):
+        if isinstance(item, str | int | float) and not isinstance(item, bool):
+            yield item if isinstance(item, str) else json.dumps(item)
 
 
 def _renamed(word: str, rng: random.Random) -> str:
