@@ -316,7 +316,7 @@ class DataConfig(Section):
 
 
 _METHOD_WEIGHTS = ("success", "partial", "penalty", "judge")
-RewardFunction = Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")]
+FunctionName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")]  # package.module:function
 
 
 class RewardConfig(Section):
@@ -327,7 +327,7 @@ class RewardConfig(Section):
     # none here.
     weights: dict[str, float] = {}
     # Functions of a task and an ended episode that give 0 to 1, as package.module:function (reward.terms).
-    terms: Annotated[tuple[RewardFunction, ...], Field(strict=False)] = ()
+    terms: Annotated[tuple[FunctionName, ...], Field(strict=False)] = ()
     # Penalties begin once sampled success passes this share: before, they teach silence. 0: from the start.
     penalty_after_success: Share = 0.25
     # Control experiments: random draws rewards without information; rejection trains on successes alone;
@@ -355,7 +355,7 @@ class SftConfig(Section):
 
     # A function that makes samples next to the demonstrations, as package.module:function. It is called with
     # the renderer, the number of samples and a seed (train.sft.MakeSamples).
-    curriculum: Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")] | None = None
+    curriculum: FunctionName | None = None
     curriculum_steps: Count = 0  # steps on its samples alone, before the first demonstration
     curriculum_mix: Count = 0  # samples of it that join each batch of demonstrations afterwards
     # Share of multi-step demonstrations that are cut short, for a mixed-quality start.
@@ -365,7 +365,7 @@ class SftConfig(Section):
     demonstrations_per_task: PositiveInt = 1
     # A function that makes what rewrites the demonstrations each time they are trained on, as
     # package.module:function. It is called with the demonstrations and the catalog (train.sft.Augmentation).
-    augmentation: Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")] | None = None
+    augmentation: FunctionName | None = None
 
 
 class TrainConfig(Section):
