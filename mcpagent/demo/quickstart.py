@@ -23,11 +23,11 @@ from mcpagent.demo.pace import fitted
 from mcpagent.demo.pretrained import Pretrained
 from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.breakdown import break_down
-from mcpagent.evaluate.report.episodes import NonceCount
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.summary import summarise
 from mcpagent.run.episodes import open_episodes
 from mcpagent.run.policies import refuse_policy
+from mcpagent.run.rollout import count_nonces
 from mcpagent.run.train import Watch, train
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import read_tasks, spread
@@ -315,10 +315,7 @@ def _count_calls(job: QuickstartJob) -> JsonObject:
         for path in job.out.glob(f"{pattern}/*.jsonl.zst")
         if not path.name.startswith("eval_step-")  # of `mcpagent eval`, later and with servers of its own
     ]
-    made = NonceCount()
-    for path in stored:
-        for trajectory in read_trajectories(path, with_tokens=False):
-            made.add(trajectory)
+    made = count_nonces(t for path in stored for t in read_trajectories(path, with_tokens=False))
     if job.explored is not None:
         return {"trajectories": made.results.total(), "servers": None}
     received = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,7 @@ def play(setup: EpisodeSetup, *, samples: int, label: str, console: Console) -> 
         return setup.play(samples=samples, label=label, on_done=on_done)
 
 
-def count_nonces(trajectories: Sequence[Trajectory]) -> NonceCount:
+def count_nonces(trajectories: Iterable[Trajectory]) -> NonceCount:
     """Count the results that came from servers, and those with a server's stamp."""
     count = NonceCount()
     for trajectory in trajectories:
