@@ -95,7 +95,7 @@ def _configured(config: TrainConfig, split: Literal["train", "validation"]) -> P
     try:
         if split == "train":
             return find_dataset(config.data.train, split="train")
-        return find_dataset(config.data.validation, split="validation", beside=config.data.train)
+        return _validation_file(config)
     except UserError:
         return None
 
