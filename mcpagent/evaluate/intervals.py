@@ -82,7 +82,7 @@ def clustered_mean(values_by_task: Sequence[Sequence[float]], *, seed: int, rate
     value = float(means.mean())
     if n == 1:
         return Metric(value=value, ci_low=None, ci_high=None, n=1)
-    low, high = _percentiles(_resampled_means(means, seed))
+    low, high = percentiles(_resampled_means(means, seed))
     return Metric(value=value, ci_low=low, ci_high=high, n=n)
 
 
@@ -160,7 +160,7 @@ def unpaired_difference(a: Sequence[float], b: Sequence[float], *, seed: int) ->
     value = float(right.mean() - left.mean())
     if len(a) < 2 or len(b) < 2:
         return Metric(value=value, ci_low=None, ci_high=None, n=n)
-    low, high = _percentiles(_resampled_means(right, seed) - _resampled_means(left, seed + 1))
+    low, high = percentiles(_resampled_means(right, seed) - _resampled_means(left, seed + 1))
     return Metric(value=value, ci_low=low, ci_high=high, n=n)
 
 
@@ -194,7 +194,8 @@ def _rows_at_once(n: int) -> int:
     return max(1, min(500, _DRAWN // n))
 
 
-def _percentiles(estimates: FloatArray) -> tuple[float, float]:
+def percentiles(estimates: FloatArray) -> tuple[float, float]:
+    """Return the bounds of the 95% interval that resampled estimates give."""
     low, high = np.quantile(estimates, (0.025, 0.975))
     return float(low), float(high)
 
@@ -207,7 +208,7 @@ def _difference_metric(deltas_N: FloatArray, *, seed: int) -> Metric:
     if np.ptp(deltas_N) < _EQUAL:
         slack = rate_interval(0, n).ci_high or 0.0
         return Metric(value=value, ci_low=max(-1.0, value - slack), ci_high=min(1.0, value + slack), n=n)
-    low, high = _percentiles(_resampled_means(deltas_N, seed))
+    low, high = percentiles(_resampled_means(deltas_N, seed))
     return Metric(value=value, ci_low=low, ci_high=high, n=n)
 
 

@@ -15,7 +15,13 @@ from pydantic import ConfigDict, Field
 from mcpagent.core.records import JsonObject, Metric, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Judgement, StopReason, Trajectory
-from mcpagent.evaluate.intervals import RESAMPLES, PairedDifference, clustered_mean, paired_difference
+from mcpagent.evaluate.intervals import (
+    RESAMPLES,
+    PairedDifference,
+    clustered_mean,
+    paired_difference,
+    percentiles,
+)
 from mcpagent.reward.judge import PLAIN, ModelJudge, Variant, has_checkable_truth, majority
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, record_of
 from mcpagent.reward.rule import grade_by_rule
@@ -257,14 +263,8 @@ def cohen_kappa(verdicts: Sequence[tuple[str, bool, bool]], *, seed: int = 0) ->
         often = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=_CHUNK)
         drawn.append(_kappas(np.tensordot(often, counts, axes=1)))
     estimates = np.concatenate(drawn)
-    estimates = estimates[np.isfinite(estimates)]
-    low, high = np.quantile(estimates, (0.025, 0.975)) if len(estimates) else (None, None)
-    return Metric(
-        value=float(whole),
-        ci_low=None if low is None else float(low),
-        ci_high=None if high is None else float(high),
-        n=len(names),
-    )
+    low, high = percentiles(estimates[np.isfinite(estimates)])
+    return Metric(value=float(whole), ci_low=low, ci_high=high, n=len(names))
 
 
 def _kappas(tables_R22: NDArray[np.float64]) -> NDArray[np.float64]:
