@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from mcpagent.demo.warm_start import EmbeddedShape, build_model, train_tokenizer
 from mcpagent.errors import UserError
 from mcpagent.models import weights
-from mcpagent.models.adapters import LoraShape, attach_lora, causal_lm
+from mcpagent.models.adapters import causal_lm
 from mcpagent.models.load import (
     empty_model,
     load_config,
@@ -29,11 +29,11 @@ from mcpagent.models.load import (
     use_checkpointing,
 )
 from mcpagent.models.weights import tensors_in
+from tests.models.adapters import adapted, move_adapters
 from tests.models.families import FAMILIES, tiny
 
 CPU = torch.device("cpu")
 IDS = torch.arange(9, 40)[None]
-LORA = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
 
 
 def load(folder: Path) -> Any:
@@ -43,15 +43,6 @@ def load(folder: Path) -> Any:
 @torch.no_grad()
 def logits(model: Any) -> torch.Tensor:
     return model(input_ids=IDS, use_cache=False).logits
-
-
-def perturb_adapters(model: Any) -> None:
-    """Fresh adapters change nothing: their second half starts at zero."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
 
 def test_a_saved_model_gives_the_same_logits(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -65,18 +56,18 @@ def test_an_adapter_folder_loads_as_its_base_with_the_adapter_merged(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     # In float32 the sum of two products and the product with a sum are 1e-5 apart, more on some processors.
-    adapted = attach_lora(load(tiny_checkpoint).double(), LORA, seed=0).double()
-    perturb_adapters(adapted)
-    save_model(adapted, load_tokenizer(str(tiny_checkpoint)), tmp_path / "adapter")
+    trained = adapted(load(tiny_checkpoint).double()).double()
+    move_adapters(trained)
+    save_model(trained, load_tokenizer(str(tiny_checkpoint)), tmp_path / "adapter")
     merged = load_model(str(tmp_path / "adapter"), dtype=torch.float64, device=CPU)
     assert not hasattr(merged, "peft_config")
-    assert torch.allclose(logits(merged), logits(adapted), atol=1e-10)
+    assert torch.allclose(logits(merged), logits(trained), atol=1e-10)
     assert not torch.allclose(logits(merged), logits(load(tiny_checkpoint)).double(), atol=1e-2)
 
 
 def test_adapters_depend_on_their_seed_alone_and_leave_the_global_stream_alone(tiny_checkpoint: Path) -> None:
     def halves(seed: int) -> list[torch.Tensor]:
-        model = attach_lora(load(tiny_checkpoint), LORA, seed=seed)
+        model = adapted(load(tiny_checkpoint), seed=seed)
         return [p.detach() for n, p in model.named_parameters() if "lora_A" in n]
 
     torch.manual_seed(1)
@@ -91,7 +82,7 @@ def test_adapters_depend_on_their_seed_alone_and_leave_the_global_stream_alone(t
 def test_the_model_inside_an_adapter_model_is_found(tiny_checkpoint: Path) -> None:
     model = load(tiny_checkpoint)
     assert causal_lm(model) is model
-    assert causal_lm(attach_lora(model, LORA, seed=0)) is model
+    assert causal_lm(adapted(model)) is model
 
 
 def test_a_missing_folder_is_named() -> None:
@@ -121,9 +112,7 @@ def test_a_run_folder_is_read_as_the_checkpoint_that_it_means(tiny_checkpoint: P
 def test_an_adapter_of_no_model_is_the_users_error_and_asks_no_hub(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    save_model(
-        attach_lora(load(tiny_checkpoint), LORA, seed=0), load_tokenizer(str(tiny_checkpoint)), tmp_path
-    )
+    save_model(adapted(load(tiny_checkpoint)), load_tokenizer(str(tiny_checkpoint)), tmp_path)
     settings = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": None}))
     for read in (load, lambda folder: load_config(str(folder))):
@@ -169,18 +158,16 @@ def test_a_schema_that_the_tokenizer_was_trained_on_costs_a_few_tokens() -> None
 def test_adapters_are_in_the_dtype_that_the_model_computes_in(tiny_checkpoint: Path) -> None:
     """Of others PEFT casts every input, and a backward pass keeps those copies. The optimiser has float32
     weights of its own; what the adapters begin with does not depend on the dtype."""
-    adapted = attach_lora(load_model(str(tiny_checkpoint), dtype=torch.bfloat16, device=CPU), LORA, seed=0)
-    single = attach_lora(load_model(str(tiny_checkpoint), dtype=torch.float32, device=CPU), LORA, seed=0)
-    exact = dict(single.named_parameters())
-    trained = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
+    half = adapted(load_model(str(tiny_checkpoint), dtype=torch.bfloat16, device=CPU))
+    exact = dict(adapted(load(tiny_checkpoint)).named_parameters())
+    trained = {n: p for n, p in half.named_parameters() if p.requires_grad}
     assert {p.dtype for p in trained.values()} == {torch.bfloat16}
     assert all(torch.equal(p, exact[n].to(torch.bfloat16)) for n, p in trained.items())
 
 
 def test_target_modules_that_fit_nothing_are_named_with_those_that_would(tiny_checkpoint: Path) -> None:
-    shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules=["q_projection"])
     with pytest.raises(UserError, match="q_projection") as caught:
-        attach_lora(load(tiny_checkpoint), shape, seed=0)
+        adapted(load(tiny_checkpoint), targets=["q_projection"])
     assert "q_proj, " in (caught.value.remedy or "")
 
 
@@ -200,8 +187,8 @@ def test_an_attention_that_cannot_run_here_is_the_users_error(tiny_checkpoint: P
 
 def test_checkpointing_changes_no_gradient(tiny_checkpoint: Path) -> None:
     def gradients(*, checkpointing: bool) -> list[torch.Tensor]:
-        model = attach_lora(load(tiny_checkpoint), LORA, seed=0)
-        perturb_adapters(model)
+        model = adapted(load(tiny_checkpoint))
+        move_adapters(model)
         if checkpointing:
             use_checkpointing(model)
         model.train()

@@ -16,11 +16,12 @@ import torch
 
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
-from mcpagent.models.adapters import LoraShape, MergedCopy, attach_lora
+from mcpagent.models.adapters import MergedCopy
 from mcpagent.models.probe import TOLERANCE
 from mcpagent.policy.canary import CANARY_ROWS, Arrival, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.policy.hf.policy import HFPolicy
+from tests.models.adapters import adapted
 from tests.policy import oracle
 from tests.policy.oracle import MAX_CONTEXT, VOCABULARY, tiny_model
 
@@ -28,9 +29,7 @@ PROMPTS = [[(7 * i + 3 * j) % (VOCABULARY - 1) + 1 for j in range(40)] for i in 
 
 
 def lora_model() -> Any:
-    torch.manual_seed(0)
-    shape = LoraShape(r=4, alpha=8.0, dropout=0.0, target_modules="all-linear")
-    return attach_lora(tiny_model(), shape, seed=0).eval()
+    return adapted(tiny_model()).eval()
 
 
 @torch.no_grad()

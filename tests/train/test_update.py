@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.objective.advantages import CreditSettings
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.update import UpdateSettings, UpdateStats, update_policy
+from tests.models.adapters import adapted, move_adapters
 from tests.train.world import (
     frozen_as,
     full_logprobs,
@@ -197,19 +197,16 @@ def test_a_reference_without_a_model_of_its_own_is_the_base_with_its_adapters_of
     base = tiny_model()
     samples = some_samples(3)
     expected = [full_logprobs(base, s).detach().float() for s in samples]
-    adapted = attach_lora(base, LoraShape(r=2, alpha=4, dropout=0.5, target_modules="all-linear"), seed=0)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_()
+    policy = adapted(base, r=2, dropout=0.5)
+    move_adapters(policy)
     for layer in base.get_decoder().layers:
         layer.self_attn.attention_dropout = 0.5  # of the base itself, where adapters off would not help
-    learner = make_learner(adapted)
-    adapted.train()
+    learner = make_learner(policy)
+    policy.train()
     (batch,) = learner.batches(samples, max_tokens=8192)
     wanted = torch.cat([expected[i] for i in batch.rows])
     assert torch.allclose(learner.reference_logprobs(batch), wanted, atol=1e-5)
-    assert adapted.training
+    assert policy.training
     assert not torch.allclose(learner.score(batch)[0], wanted, atol=1e-2)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from mcpagent.errors import UserError
-from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.models.load import use_checkpointing
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.slot_engine import SlotCache
@@ -26,9 +24,9 @@ from mcpagent.train.weight_sync import (
     score_completions,
     vllm_sampler,
 )
+from tests.models.adapters import adapted
 from tests.train.world import make_learner
 
-LORA = LoraShape(r=4, alpha=8.0, dropout=0.0, target_modules="all-linear")
 SHAPE: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 64,
@@ -95,7 +93,7 @@ def test_trained_adapters_on_bfloat16_weights_are_served_as_exactly_as_fresh_one
     another 40% of what the two engines differ by anyway."""
 
     def drift(scale: float) -> float:
-        model = attach_lora(dense(torch.bfloat16), LORA, seed=0).eval()
+        model = adapted(dense(torch.bfloat16)).eval()
         with serving(model) as engine:
             train_a_little(model, scale)
             engine.push()
@@ -109,7 +107,7 @@ def test_trained_adapters_on_bfloat16_weights_are_served_as_exactly_as_fresh_one
 def test_what_the_trainer_scores_leaves_the_sampler_as_it_is() -> None:
     """PEFT hands over a model in training mode: scored and put back so, the next tokens would be sampled with
     dropout, and with checkpointing without a cache."""
-    model = attach_lora(dense(torch.bfloat16), replace(LORA, dropout=0.5), seed=0)
+    model = adapted(dense(torch.bfloat16), dropout=0.5)
     train_a_little(model, 0.02)
     use_checkpointing(model)
     learner = make_learner(model)
@@ -120,19 +118,17 @@ def test_what_the_trainer_scores_leaves_the_sampler_as_it_is() -> None:
 
 
 def test_all_linear_on_a_mixture_of_experts_leaves_router_and_stacked_experts_as_they_are() -> None:
-    model = attach_lora(mixture_of_experts(), LORA, seed=0)
-    adapted = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert adapted
-    assert not [n for n in adapted if "experts" in n or "mlp.gate" in n]
-    assert {n.split(".")[-4] for n in adapted} >= {"q_proj", "k_proj", "v_proj", "o_proj"}
+    model = adapted(mixture_of_experts())
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert not [n for n in trained if "experts" in n or "mlp.gate" in n]
+    assert {n.split(".")[-4] for n in trained} >= {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 @pytest.mark.parametrize(
     "target", ["all-linear", ("q_proj", "gate_proj", "up_proj", "down_proj")], ids=["all-linear", "experts"]
 )
 def test_the_sampler_of_a_mixture_of_experts_serves_every_adapted_layer(target: Any) -> None:
-    shape = LoraShape(r=4, alpha=8.0, dropout=0.0, target_modules=target)
-    model = attach_lora(mixture_of_experts(), shape, seed=0).eval()
+    model = adapted(mixture_of_experts(), targets=target).eval()
     with serving(model) as engine:
         train_a_little(model, 0.05)
         engine.push()
@@ -142,8 +138,7 @@ def test_the_sampler_of_a_mixture_of_experts_serves_every_adapted_layer(target: 
 
 
 def test_vllm_refuses_adapters_on_stacked_experts_before_it_starts(tmp_path: Any) -> None:
-    shape = LoraShape(r=4, alpha=8.0, dropout=0.0, target_modules=("gate_proj", "up_proj", "down_proj"))
-    model = attach_lora(mixture_of_experts(), shape, seed=0)
+    model = adapted(mixture_of_experts(), targets=("gate_proj", "up_proj", "down_proj"))
     with pytest.raises(UserError, match=r"experts"):
         vllm_sampler(object(), model, folder=tmp_path)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())

@@ -12,9 +12,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mcpagent.core.trajectory import Completion
-from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.policy.vllm.engine import VllmPolicy, VllmSettings, cpu_cache_bytes
+from tests.models.adapters import adapted
 
 VOCABULARY = 512
 STOP = 0
@@ -38,10 +38,8 @@ def tiny_model(seed: int = 0, *, tied: bool = True) -> Any:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=tied)).eval()
 
 
-def with_adapters(model: Any, *, seed: int = 0) -> Any:
-    """LoRA on every linear layer, at first without any effect."""
-    shape = LoraShape(r=8, alpha=16.0, dropout=0.0, target_modules="all-linear")
-    return attach_lora(model, shape, seed=seed).eval()
+def with_adapters(model: Any) -> Any:
+    return adapted(model, r=8).eval()
 
 
 @torch.no_grad()

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen3Config
 
-from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.policy.hf.policy import why_no_slots
 from mcpagent.train.batch.samples import TrainSample, pack, packed_batches, padded_batches
 from mcpagent.train.batch.scoring import TokenScorer, why_not_packed
+from tests.models.adapters import adapted, move_adapters
 
 SHAPE = {
     "vocab_size": 512,
@@ -168,11 +168,8 @@ def _leaves(batch: Any) -> list[tuple[int, ...]]:
 
 def test_lora_dropout_and_checkpointing_work_on_a_tree() -> None:
     """One pass is one draw of the masks: over many draws the mean is that of the samples alone."""
-    model = attach_lora(qwen(), LoraShape(r=2, alpha=4, dropout=0.2, target_modules="all-linear"), seed=0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    model = adapted(qwen(), r=2, dropout=0.2)
+    move_adapters(model, std=0.3)
     model.get_base_model().gradient_checkpointing_enable()
     model.enable_input_require_grads()
     samples = groups()[:3]
@@ -261,11 +258,8 @@ def test_rows_that_share_a_prefix_learn_what_one_row_does(keeps_tokens: int | No
     again."""
 
     def gradients(max_tokens: int, keeps: int | None, max_logits: int | None) -> tuple[Any, ...]:
-        shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
-        model = attach_lora(qwen(), shape, seed=0).train()
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
+        model = adapted(qwen()).train()
+        move_adapters(model, std=0.1)
         model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
         assert why_not_packed(model) is None
         scorer = TokenScorer(model, keeps_tokens=keeps, max_logits=max_logits)
@@ -288,9 +282,7 @@ def test_rows_that_share_a_prefix_learn_what_one_row_does(keeps_tokens: int | No
     tools = tokens(5, 60)
     others = [sample(tools + tokens(30 + i, 6), tokens(40 + i, 9)) for i in range(4)]
     samples = [*groups(), *others]
-    torch.manual_seed(1)
     loss, wanted, (whole,) = gradients(10_000, None, None)
-    torch.manual_seed(1)
     ours, seen, lengths = gradients(60, keeps_tokens, 1024)
     # The system message and the other tools are in no row.
     assert len(lengths) > 2 and sum(lengths) <= whole - 40 - 60 + 20 * len(lengths)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from mcpagent.models.adapters import LoraShape, MergedCopy, attach_lora
+from mcpagent.models.adapters import MergedCopy
 from mcpagent.models.load import load_model
 from mcpagent.train.batch.samples import PaddedBatch, TrainSample, padded_batches
 from mcpagent.train.batch.scoring import TokenScorer
+from tests.models.adapters import adapted, move_adapters
 from tests.models.families import FAMILIES, VOCABULARY, tiny
 
 
@@ -92,29 +93,26 @@ def test_micro_batches_cover_every_sample_once_and_keep_the_sum_of_logprobs(mode
 
 
 def test_the_merged_copy_samples_what_the_adapters_train(model: Any) -> None:
-    adapted = attach_lora(model, LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear"), seed=0)
-    merged = MergedCopy(adapted)
+    trained = adapted(model)
+    merged = MergedCopy(trained)
     batch = PaddedBatch((), *_rows())
-    generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         before = TokenScorer(merged.model)(batch)[0]
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+        move_adapters(trained, std=0.5)
         stale = TokenScorer(merged.model)(batch)[0]
         merged.sync()
         fresh = TokenScorer(merged.model)(batch)[0]
-        expected = TokenScorer(adapted)(batch)[0]
+        expected = TokenScorer(trained)(batch)[0]
     assert torch.equal(before, stale)
     assert not torch.allclose(before, expected, atol=1e-2)
     assert torch.allclose(fresh, expected, atol=1e-4)
 
 
 def test_a_merged_copy_holds_only_what_is_merged_and_that_until_it_rests(model: Any) -> None:
-    adapted = attach_lora(model, LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear"), seed=0)
-    source = {name: parameter.clone() for name, parameter in adapted.named_parameters()}
-    merged, batch = MergedCopy(adapted), PaddedBatch((), *_rows())
-    of_source = {parameter.data_ptr() for parameter in adapted.parameters()}
+    trained = adapted(model)
+    source = {name: parameter.clone() for name, parameter in trained.named_parameters()}
+    merged, batch = MergedCopy(trained), PaddedBatch((), *_rows())
+    of_source = {parameter.data_ptr() for parameter in trained.parameters()}
     own = {n for n, p in merged.model.named_parameters() if p.data_ptr() not in of_source}
     assert own == {f"{name}.weight" for name, _ in merged.layers()}
     with torch.no_grad():
@@ -125,4 +123,4 @@ def test_a_merged_copy_holds_only_what_is_merged_and_that_until_it_rests(model: 
             TokenScorer(merged.model)(batch)
         merged.sync()
         assert torch.equal(TokenScorer(merged.model)(batch)[0], before)
-    assert all(torch.equal(parameter, source[name]) for name, parameter in adapted.named_parameters())
+    assert all(torch.equal(parameter, source[name]) for name, parameter in trained.named_parameters())

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from mcpagent.errors import RunError
-from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.models.load import load_model
 from mcpagent.storage.checkpoints import SEAL_FILE, seal
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.wrapping import Wrapping
+from tests.models.adapters import adapted
 from tests.train.world import make_learner, some_samples, tiny_model
 
 
@@ -36,10 +36,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 def make_model(*, adapters: bool, dtype: torch.dtype = torch.float32) -> Any:
     model = tiny_model(dtype=dtype)
-    if not adapters:
-        return model.train()
-    shape = LoraShape(r=2, alpha=4, dropout=0.3, target_modules="all-linear")
-    return attach_lora(model, shape, seed=0).train()
+    return (adapted(model, r=2, dropout=0.3) if adapters else model).train()
 
 
 @pytest.mark.parametrize(
@@ -119,9 +116,9 @@ def test_a_checkpoint_loads_as_a_plain_model(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    adapted = make_learner(make_model(adapters=True))
-    train(adapted, range(1, 2))
-    adapted.save(tmp_path / "lora", state={})
+    other = make_learner(make_model(adapters=True))
+    train(other, range(1, 2))
+    other.save(tmp_path / "lora", state={})
     full = make_learner(make_model(adapters=False))
     train(full, range(1, 2))
     full.save(tmp_path / "full", state={})

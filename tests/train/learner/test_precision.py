@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.optim import Precision
+from tests.models.adapters import adapted
 from tests.train.world import make_learner, some_samples, tiny_model
 
-LORA = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
 # Weights' dtype, autocast, and whether adapters are trained.
 WAYS = {
     "bf16 weights and adapters": (torch.bfloat16, "no", True),
@@ -27,7 +26,7 @@ def learner_of(
 ) -> Learner:
     model = tiny_model(dtype=dtype)
     if lora:
-        model = attach_lora(model, LORA, seed=0)
+        model = adapted(model)
     return make_learner(model, learning_rate=learning_rate, precision=precision)
 
 

@@ -10,18 +10,17 @@ import pytest
 import torch
 
 from mcpagent.errors import RunError
-from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.reference import ShadowReference
 from mcpagent.train.learner.wrapping import Wrapping, load_tensors, save_tensors
+from tests.models.adapters import adapted
 from tests.train.world import full_logprobs, make_learner, some_samples, tiny_model
 
 ALONE = Wrapping(Processes())
 
 
-def adapted() -> Any:
-    shape = LoraShape(r=2, alpha=4, dropout=0.0, target_modules="all-linear")
-    return attach_lora(tiny_model(), shape, seed=0)
+def with_adapters() -> Any:
+    return adapted(tiny_model(), r=2)
 
 
 @torch.no_grad()
@@ -35,7 +34,7 @@ def trained(model: Any) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("make", [tiny_model, adapted], ids=["weights", "adapters"])
+@pytest.mark.parametrize("make", [tiny_model, with_adapters], ids=["weights", "adapters"])
 def test_it_is_the_average_of_the_past_and_the_policy_stays_what_it_is(make: Any) -> None:
     model = make()
     follower = ShadowReference(model.named_parameters(), every=2, decay=0.75)
@@ -86,7 +85,7 @@ def test_the_learner_asks_it_for_reference_logprobs() -> None:
 
 
 def test_what_is_not_trained_has_no_shadow(tmp_path: Path) -> None:
-    model = adapted()
+    model = with_adapters()
     follower = ShadowReference(model.named_parameters(), every=1, decay=0.5)
     save_tensors(tmp_path / "reference.safetensors", follower.shadows, wrapping=ALONE)
     shadows = sum(p.numel() for p in model.parameters() if p.requires_grad) * 4
@@ -98,12 +97,12 @@ def test_a_checkpoint_brings_it_back_exactly(tmp_path: Path) -> None:
         follower = ShadowReference(model.named_parameters(), every=1, decay=0.5)
         return make_learner(model, reference=follower), follower
 
-    model = adapted()
+    model = with_adapters()
     learner, follower = follower_of(model)
     shift(model, 0.01)
     learner.end_step(1)
     learner.save(tmp_path / "checkpoint", state={})
-    other = adapted()
+    other = with_adapters()
     resumed, resumed_follower = follower_of(other)
     resumed.restore(tmp_path / "checkpoint")
     with follower.in_place(), resumed_follower.in_place():
@@ -113,7 +112,7 @@ def test_a_checkpoint_brings_it_back_exactly(tmp_path: Path) -> None:
 
 def test_a_reference_of_other_parameters_is_refused(tmp_path: Path) -> None:
     saved = ShadowReference(tiny_model().named_parameters(), every=1, decay=0.5)
-    other = ShadowReference(adapted().named_parameters(), every=1, decay=0.5)
+    other = ShadowReference(with_adapters().named_parameters(), every=1, decay=0.5)
     save_tensors(tmp_path / "reference.safetensors", saved.shadows, wrapping=ALONE)
     with pytest.raises(RunError, match="reference does not have the parameters"):
         load_tensors(tmp_path / "reference.safetensors", other.shadows, wrapping=ALONE)

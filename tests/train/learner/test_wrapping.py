@@ -20,7 +20,6 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import UserError
-from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.models.load import use_checkpointing
 from mcpagent.storage.packages import missing, requirements
 from mcpagent.train.batch.scoring import TokenScorer
@@ -36,6 +35,7 @@ from mcpagent.train.objective.advantages import CreditSettings
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
 from mcpagent.train.update import UpdateSettings, update_policy
+from tests.models.adapters import adapted
 from tests.train.learner.test_processes import in_processes
 from tests.train.world import VOCABULARY, given, make_learner, some_samples, tiny_model
 
@@ -102,8 +102,7 @@ def make(
     """A learner, in shards where there is a wrapping for it."""
     model = tiny_model(dtype=dtype)
     if lora:
-        shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules="all-linear")
-        model = attach_lora(model, shape, seed=0)
+        model = adapted(model)
     if is_checkpointed:
         use_checkpointing(model)
     torch.manual_seed(3)
@@ -236,8 +235,7 @@ def saved(processes: Processes, wrapping: Fsdp | Zero3 | None, folder: Path, nam
 
 def refused_head(processes: Processes) -> str:
     """What is said of adapters of the output head."""
-    shape = LoraShape(r=4, alpha=8, dropout=0.0, target_modules=["lm_head"])
-    model = attach_lora(tiny_model(), shape, seed=0)
+    model = adapted(tiny_model(), targets=["lm_head"])
     with pytest.raises(UserError) as refused:
         Zero3(processes, device=CPU).wrap(TokenScorer(model))
     return refused.value.message
