@@ -58,9 +58,16 @@ def serving(model: Any) -> AbstractContextManager[HFPolicy]:
     return oracle.serving(model, slots=CANARY_ROWS)
 
 
+def watching(model: Any, *, dtype: str = "float32") -> Canary:
+    return Canary(PROMPTS, score=scorer(model), dtype=dtype, max_context=MAX_CONTEXT)
+
+
+def proved(canary: Canary, policy: Policy, version: int, read_back: Any = None) -> Proof:
+    return asyncio.run(canary.prove(policy, version=version, read_back=read_back))
+
+
 def prove(policy: Policy, model: Any, *, dtype: str = "float32") -> Proof:
-    canary = Canary(PROMPTS, score=scorer(model), dtype=dtype, max_context=MAX_CONTEXT)
-    return asyncio.run(canary.prove(policy, version=3))
+    return proved(watching(model, dtype=dtype), policy, 3)
 
 
 Change = Callable[[Sequence[CompletionRequest], list[Completion]], list[Completion]]
@@ -148,14 +155,6 @@ def one_step(model: Any, size: float, *, seed: int = 1) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.add_(size * torch.randn(parameter.shape, generator=generator).sign())
-
-
-def watching(model: Any, *, dtype: str = "float32") -> Canary:
-    return Canary(PROMPTS, score=scorer(model), dtype=dtype, max_context=MAX_CONTEXT)
-
-
-def proved(canary: Canary, policy: Policy, version: int, read_back: Any = None) -> Proof:
-    return asyncio.run(canary.prove(policy, version=version, read_back=read_back))
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 1e-6), ("bfloat16", 1e-3)])
