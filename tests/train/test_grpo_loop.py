@@ -463,45 +463,32 @@ def test_a_damaged_checkpoint_is_refused_with_the_name_of_the_last_good_one(tmp_
         last_good_checkpoint(run.folder)
 
 
-def with_reference(run: GrpoRun, *, kl_coef: float) -> GrpoRun:
-    """The run with a reference that its model is far from."""
+def kl_records(
+    folder: Path, kl_coef: float, *, target_kl: float | None = None, steps: int = 1
+) -> list[JsonObject]:
+    """Of a run whose model is far from its reference."""
+    run = a_run(folder, total_steps=steps, update=UpdateSettings(), target_kl=target_kl)
     model = tiny_model()
     learner = make_learner(model, learning_rate=0.001, reference=frozen_as(tiny_model(seed=1), model))
-    return replace(run, learner=learner, state=GrpoState(kl_coef=kl_coef))
+    train_grpo(replace(run, learner=learner, state=GrpoState(kl_coef=kl_coef)))
+    return list(run.folder.metrics())
 
 
-def test_the_kl_coefficient_grows_where_the_policy_is_too_far_and_shrinks_where_it_is_near(
-    tmp_path: Path,
-) -> None:
-    def coefficients(target: float) -> list[float]:
-        run = a_run(tmp_path / str(target), total_steps=2, update=UpdateSettings(), target_kl=target)
-        train_grpo(run := with_reference(run, kl_coef=0.5))
-        return [record["kl_coef"] for record in run.folder.metrics()]
+def test_the_kl_coefficient_follows_how_far_the_policy_is_from_its_target(tmp_path: Path) -> None:
+    def coefficients(name: str, target_kl: float) -> list[float]:
+        return [r["kl_coef"] for r in kl_records(tmp_path / name, 0.5, target_kl=target_kl, steps=2)]
 
     # Ziegler et al. 2019: the error is held within 0.2 and a tenth of it is the change: 1.02 or 0.98 a step.
-    assert coefficients(1e-6) == pytest.approx([0.5 * 1.02, 0.5 * 1.02**2])
-    assert coefficients(1e6) == pytest.approx([0.5 * 0.98, 0.5 * 0.98**2])
-
-
-def test_a_kl_close_to_its_target_changes_the_coefficient_in_proportion(tmp_path: Path) -> None:
-    def first(name: str, target: float | None) -> JsonObject:
-        run = a_run(tmp_path / name, total_steps=1, update=UpdateSettings(), target_kl=target)
-        train_grpo(run := with_reference(run, kl_coef=0.5))
-        return next(iter(run.folder.metrics()))
-
-    free = first("free", None)
+    assert coefficients("too far", 1e-6) == pytest.approx([0.5 * 1.02, 0.5 * 1.02**2])
+    assert coefficients("near", 1e6) == pytest.approx([0.5 * 0.98, 0.5 * 0.98**2])
+    (free,) = kl_records(tmp_path / "free", 0.5)
     assert free["kl_coef"] == 0.5
     # The target is a tenth below what the KL is: an error of 1 / 0.9 - 1 = 1/9.
-    assert first("held", 0.9 * free["kl"])["kl_coef"] == pytest.approx(0.5 * (1 + 0.1 / 9))
+    assert coefficients("close", 0.9 * free["kl"])[0] == pytest.approx(0.5 * (1 + 0.1 / 9))
 
 
 def test_the_kl_enters_the_loss_with_the_coefficient_that_the_run_has_come_to(tmp_path: Path) -> None:
-    def record(kl_coef: float) -> JsonObject:
-        run = a_run(tmp_path / str(kl_coef), total_steps=1, update=UpdateSettings())
-        train_grpo(run := with_reference(run, kl_coef=kl_coef))
-        return next(iter(run.folder.metrics()))
-
     # All episodes have the same length, so that the mean over their tokens is the mean over all.
-    without, with_kl = record(0.0), record(0.25)
+    (without,), (with_kl,) = (kl_records(tmp_path / str(kl_coef), kl_coef) for kl_coef in (0.0, 0.25))
     assert with_kl["kl"] > 0.01
     assert with_kl["loss"] - without["loss"] == pytest.approx(0.25 * with_kl["kl"], rel=1e-4)
