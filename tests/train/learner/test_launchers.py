@@ -12,12 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from mcpagent.config.environment import resource_path
-from mcpagent.storage.packages import missing
 from mcpagent.storage.run_folder import RunFolder
-from tests.train.learner.test_lost_process import command
+from tests.train.learner.test_lost_process import command, needs_deepspeed
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
-needs_deepspeed = pytest.mark.skipif(bool(missing("deepspeed")), reason="DeepSpeed is not installed")
 
 STEPS = 2
 

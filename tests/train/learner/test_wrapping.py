@@ -21,7 +21,7 @@ from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import UserError
 from mcpagent.models.load import use_checkpointing
-from mcpagent.storage.packages import missing, requirements
+from mcpagent.storage.packages import requirements
 from mcpagent.train.batch.scoring import TokenScorer
 from mcpagent.train.forecast import forecast, shape_of
 from mcpagent.train.learner.build import build_learner
@@ -36,6 +36,7 @@ from mcpagent.train.objective.loss import Objective
 from mcpagent.train.objective.value import named_parameters, new_value_head
 from mcpagent.train.update import UpdateSettings, update_policy
 from tests.models.adapters import adapted
+from tests.train.learner.test_lost_process import needs_deepspeed
 from tests.train.learner.test_processes import in_processes
 from tests.train.world import VOCABULARY, given, make_learner, some_samples, tiny_model
 
@@ -81,7 +82,6 @@ SAVED: dict[str, dict[str, Any]] = {
 }
 HEAD = "adapters of the head"
 HELD = ("held", "held in half precision", "held with offload")
-needs_deepspeed = pytest.mark.skipif(bool(missing("deepspeed")), reason="DeepSpeed is not installed")
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.8, -0.8, 0.3, -0.3]
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
