@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
@@ -45,9 +46,10 @@ def scorer(model: Any) -> Any:
         prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], temperature: float
     ) -> list[float]:
         values: list[float] = []
-        for prompt, own in zip(prompts, completions, strict=True):
-            logits = model(input_ids=torch.tensor([[*prompt, *own]])).logits[0, len(prompt) - 1 : -1]
-            logprobs = (logits.double() / temperature).log_softmax(-1)
+        rows = [torch.tensor([*prompt, *own]) for prompt, own in zip(prompts, completions, strict=True)]
+        every = model(input_ids=pad_sequence(rows, batch_first=True)).logits
+        for logits, prompt, own in zip(every, prompts, completions, strict=True):
+            logprobs = (logits[len(prompt) - 1 :].double() / temperature).log_softmax(-1)
             values += [float(logprobs[i, token]) for i, token in enumerate(own)]
         return values
 
