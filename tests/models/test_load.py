@@ -31,6 +31,7 @@ from mcpagent.models.load import (
 from mcpagent.models.weights import tensors_in
 from tests.models.adapters import adapted, move_adapters
 from tests.models.families import FAMILIES, tiny
+from tests.running import BOUND_S, Python
 
 CPU = torch.device("cpu")
 IDS = torch.arange(9, 40)[None]
@@ -214,10 +215,9 @@ def test_what_the_heap_kept_is_given_back_before_a_model_is_loaded(tiny_checkpoi
         "load_model(sys.argv[1], dtype=torch.float32, device=torch.device('cpu'))\n"
         "print(before - mib())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, tiny_checkpoint], capture_output=True, text=True, check=True
-    )
-    assert float(done.stdout) > 200  # of 381
+    with Python("-c", script, tiny_checkpoint, stdout=subprocess.PIPE, text=True) as process:
+        given_back, _ = process.communicate(timeout=BOUND_S)
+    assert float(given_back) > 200  # of 381
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what is mapped from /proc")
