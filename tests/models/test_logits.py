@@ -11,7 +11,6 @@ from transformers import (
     CohereConfig,
     FalconH1Config,
     Gemma2Config,
-    Gemma2ForCausalLM,
     Gemma3Config,
     Gemma3TextConfig,
     GraniteConfig,
@@ -24,19 +23,8 @@ from transformers import (
 
 from mcpagent.errors import UserError
 from mcpagent.models.logits import logit_transform, output_head, refuse_other_logits
-from tests.models.families import FAMILIES, tiny
+from tests.models.families import FAMILIES, SHAPE, tiny
 
-TINY: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 32,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 CAPPED_GEMMA_3 = Gemma3Config(text_config=Gemma3TextConfig(final_logit_softcapping=20.0))
 
 
@@ -70,7 +58,7 @@ def test_a_neutral_or_unused_value_is_no_transform(config: Any) -> None:
 
 
 def test_without_a_transform_the_head_itself_is_used() -> None:
-    model = LlamaForCausalLM(LlamaConfig(**TINY))
+    model = llama()
     assert output_head(model) is model.get_output_embeddings()
 
 
@@ -87,60 +75,42 @@ def test_logits_of_hidden_states_are_those_of_the_model(family: str) -> None:
     assert (family == "Mpt") == torch.allclose(alone, own, atol=0.05)
 
 
-class Scaled(LlamaForCausalLM):
-    """Code of the hub's own, which no setting tells of."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().forward(*args, **kwargs)
-        output.logits = output.logits * 0.9
-        return output
+def llama() -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE))
 
 
-class Uncapped(Gemma2ForCausalLM):
-    """Code of the hub's own, which does not do what a setting says."""
+def changed(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The model as code of the hub's own, which does to its logits what no setting tells of."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().forward(*args, **kwargs)
-        cap = self.config.final_logit_softcapping
-        output.logits = torch.atanh(output.logits / cap) * cap
-        return output
+    def hook(_module: Any, _inputs: Any, output: Any) -> None:
+        output.logits = change(output.logits)
 
-
-class Padded(LlamaForCausalLM):
-    """Inkling's habit: tokens that only fill up its vocabulary have no logits."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().forward(*args, **kwargs)
-        output.logits = output.logits[..., :-4]
-        return output
-
-
-class Broken(LlamaForCausalLM):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().forward(*args, **kwargs)
-        output.logits = output.logits * torch.nan
-        return output
+    model.register_forward_hook(hook)
+    return model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("model_of", "says"),
+    ("model_of", "change", "says"),
     [
-        (lambda: Scaled(LlamaConfig(**TINY)), "away from those that its configuration tells"),
+        (llama, lambda logits: logits * 0.9, "away from those that its configuration tells"),
+        # One that does not do what a setting says: the cap of 2 is taken off again.
         (
-            lambda: Uncapped(Gemma2Config(**TINY, initializer_range=0.5, final_logit_softcapping=5.0)),
+            lambda: tiny("Gemma2"),
+            lambda logits: torch.atanh(logits / 2) * 2,
             "away from those that its configuration tells",
         ),
-        (lambda: Padded(LlamaConfig(**TINY)), "60 logits of the 64 of its head"),
-        (lambda: Broken(LlamaConfig(**TINY)), "nan away"),
+        # Inkling's habit: tokens that only fill up its vocabulary have no logits.
+        (llama, lambda logits: logits[..., :-4], "44 logits of the 48 of its head"),
+        (llama, lambda logits: logits * torch.nan, "nan away"),
     ],
 )
 def test_a_model_is_judged_by_what_it_computes(
-    model_of: Callable[[], Any], says: str, dtype: torch.dtype
+    model_of: Callable[[], Any], change: Callable[[torch.Tensor], torch.Tensor], says: str, dtype: torch.dtype
 ) -> None:
-    torch.manual_seed(0)
-    refuse_other_logits(LlamaForCausalLM(LlamaConfig(**TINY)).to(dtype), name="plain")
+    refuse_other_logits(llama().to(dtype), name="plain")
     refuse_other_logits(tiny("Gemma2").to(dtype), name="capped")
     with pytest.raises(UserError, match=says) as caught:
-        refuse_other_logits(model_of().to(dtype), name="odd")
+        refuse_other_logits(changed(model_of().to(dtype), change), name="odd")
     assert caught.value.remedy
