@@ -14,10 +14,10 @@ from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.policy.hf.policy import HFPolicy, why_no_slots
 from mcpagent.policy.hf.slot_engine import SlotEngine
+from tests.models.families import SHAPE
 
 torch.set_num_threads(1)  # such small products only wait for a second thread
 
-VOCABULARY = 48
 STOP = 0
 MAX_CONTEXT = 96
 
@@ -26,18 +26,7 @@ def tiny_model(
     kind: str = "qwen3", *, key_value_heads: int = 2, attention: str = "sdpa", seed: int = 0
 ) -> Any:
     """Two layers, random weights large enough that its distributions are far from uniform."""
-    shape: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": key_value_heads,
-        "head_dim": 4,
-        "intermediate_size": 24,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.3,
-        "attn_implementation": attention,
-    }
+    shape = {**SHAPE, "num_key_value_heads": key_value_heads, "attn_implementation": attention}
     torch.manual_seed(seed)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**shape)).eval()

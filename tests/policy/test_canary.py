@@ -23,8 +23,9 @@ from mcpagent.policy.canary import CANARY_ROWS, Arrival, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.policy.hf.policy import HFPolicy
 from tests.models.adapters import adapted
+from tests.models.families import VOCABULARY
 from tests.policy import oracle
-from tests.policy.oracle import MAX_CONTEXT, VOCABULARY, tiny_model
+from tests.policy.oracle import MAX_CONTEXT, tiny_model
 
 PROMPTS = [[(7 * i + 3 * j) % (VOCABULARY - 1) + 1 for j in range(40)] for i in range(CANARY_ROWS)]
 

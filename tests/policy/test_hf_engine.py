@@ -13,7 +13,8 @@ from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.policy.hf.policy import why_no_slots
 from mcpagent.policy.hf.slot_engine import Finished, SlotEngine
-from tests.policy.oracle import STOP, VOCABULARY, make_engine, naive_turn, request, tiny_model
+from tests.models.families import VOCABULARY
+from tests.policy.oracle import STOP, make_engine, naive_turn, request, tiny_model
 
 ARCHITECTURES = {
     "qwen3": {"kind": "qwen3", "key_value_heads": 4},
