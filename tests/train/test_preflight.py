@@ -231,12 +231,7 @@ def test_8b_in_4_bits_fits_24_gib_with_as_many_episodes_as_there_is_room_for() -
 
 def test_an_update_does_not_hold_the_cache_of_episodes_that_are_over() -> None:
     shape = shape_of(find_architecture("Qwen/Qwen3-4B").config, LoraConfig())
-
-    def made(*settings: str) -> dict[str, float]:
-        chosen = config("rollout.backend=hf", "training.micro_batch_tokens=16384", *settings)
-        forecasted = forecast(chosen, shape, itemsize=2, backend="hf", device_bytes=None)
-        return {**forecasted.parts, "peak": forecasted.peak, "fixed": forecasted.fixed}
-
-    alone = made()
-    update = alone["fixed"] + alone["activations"] + alone["logits"]
-    assert alone["peak"] == pytest.approx(max(update, alone["fixed"] + alone["kv_cache"]))
+    chosen = config("rollout.backend=hf", "training.micro_batch_tokens=16384")
+    made = forecast(chosen, shape, itemsize=2, backend="hf", device_bytes=None)
+    update = made.fixed + made.parts["activations"] + made.parts["logits"]
+    assert made.peak == pytest.approx(max(update, made.fixed + made.parts["kv_cache"]))
