@@ -18,8 +18,14 @@ from mcpagent.engines.skyrl.credit import credit_batch, native_credit, weigh_adv
 from mcpagent.engines.skyrl.task import skyrl_config
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.objective.advantages import CreditSettings, assign_credit, grade_groups
-from mcpagent.train.objective.loss import policy_loss, token_weights
+from mcpagent.train.objective.advantages import (
+    CreditSettings,
+    GradeSettings,
+    Overlong,
+    assign_credit,
+    grade_groups,
+)
+from mcpagent.train.objective.loss import policy_loss, sampler_weights, token_weights
 from mcpagent.train.settings import grade_settings, update_settings
 from tests.skyrl.test_episodes import BAD_SETUP
 from tests.skyrl.world import TOKENIZER, ScriptedEngine, generator, gold, play, row, stops_early, uids
@@ -30,7 +36,8 @@ CLOSE = 1e-6  # SkyRL holds rewards in float32
 SCRIPTS = {"0_0": stops_early, "0_3": stops_early, "2_0": stops_early, "3_0": stops_early}
 
 
-def episodes() -> tuple[Any, list[Any]]:
+@pytest.fixture(scope="module")
+def played() -> tuple[Any, list[Any]]:
     rows = [row() for _ in range(16)]
     for place in (2, 14, 15):
         rows[place] = row(truth=BAD_SETUP)
@@ -39,11 +46,6 @@ def episodes() -> tuple[Any, list[Any]]:
     output = play(maker, rows, group_size=GROUP)
     assert len(maker.played["train"]) == 16
     return output, maker.played["train"]
-
-
-@pytest.fixture(scope="module")
-def played() -> tuple[Any, list[Any]]:
-    return episodes()
 
 
 def tensors(output: Any) -> Any:
@@ -78,8 +80,6 @@ def drawn(samples: list[TrainSample], seed: int) -> list[torch.Tensor]:
 
 def native(trajectories: list[Any], config: Any, *, values: dict[str, list[float]] | None = None) -> Any:
     """The graded batch, its advantages by turn, and the ids of the trained episodes in their order."""
-    from mcpagent.train.objective.advantages import GradeSettings, Overlong
-
     grading = grade_settings(config)
     overlong = Overlong(mask_truncated=grading.overlong.mask_truncated)
     settings = GradeSettings(credit=grading.credit, overlong=overlong)
@@ -92,6 +92,11 @@ def native(trajectories: list[Any], config: Any, *, values: dict[str, list[float
     ids = [by_sample[id(sample)] for sample in graded.samples]
     state_values = None if values is None else [values[name] for name in ids]
     return graded, assign_credit(graded, values=state_values), ids
+
+
+def by_token(values: list[float], sample: TrainSample) -> list[float]:
+    """The value of each turn of a sample, once for each of its tokens."""
+    return [v for v, n in zip(values, sample.turn_tokens_K, strict=True) for _ in range(n)]
 
 
 CASES = [
@@ -144,18 +149,10 @@ def test_advantages_and_losses_equal_the_native_ones(
         assert is_trained == (i in rows)
     for place, i in enumerate(rows):
         mask = batch["loss_mask"][i].bool()
-        by_token = [
-            a
-            for a, n in zip(credit.advantages[place], graded.samples[place].turn_tokens_K, strict=True)
-            for _ in range(n)
-        ]
-        assert batch["advantages"][i][mask].tolist() == pytest.approx(by_token, abs=CLOSE)
+        advantages = by_token(credit.advantages[place], graded.samples[place])
+        assert batch["advantages"][i][mask].tolist() == pytest.approx(advantages, abs=CLOSE)
         if config.grpo.advantage == "gae":
-            returns = [
-                r
-                for r, n in zip(credit.returns[place], graded.samples[place].turn_tokens_K, strict=True)
-                for _ in range(n)
-            ]
+            returns = by_token(credit.returns[place], graded.samples[place])
             assert batch["returns"][i][mask].tolist() == pytest.approx(returns, abs=CLOSE)
     # The loss of new logprobs against old ones, and against the sampler's.
     new, old, sampler = (drawn(graded.samples, seed) for seed in (1, 2, 3))
@@ -165,19 +162,13 @@ def test_advantages_and_losses_equal_the_native_ones(
 
 
 def native_loss(config: Any, graded: Any, credit: Any, new: Any, old: Any, sampler: Any) -> float:
-    from mcpagent.train.objective.loss import sampler_weights
-
     settings = update_settings(config)
     lengths = torch.tensor([len(x) for x in new])
     weights = None
     if config.grpo.tis_cap is not None:
         weights = sampler_weights(torch.cat(old), torch.cat(sampler), cap=config.grpo.tis_cap)
-    advantages = [
-        a
-        for turns, sample in zip(credit.advantages, graded.samples, strict=True)
-        for a, n in zip(turns, sample.turn_tokens_K, strict=True)
-        for _ in range(n)
-    ]
+    pairs = zip(credit.advantages, graded.samples, strict=True)
+    advantages = [a for turns, sample in pairs for a in by_token(turns, sample)]
     parts = policy_loss(
         torch.cat(new),
         objective=settings.objective,

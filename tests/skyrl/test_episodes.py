@@ -13,11 +13,16 @@ import psutil
 import pytest
 from skyrl.train.utils.trainer_utils import validate_generator_output
 
-from mcpagent.core.trajectory import StopReason
+from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import Completion, StopReason
 from mcpagent.env.skyrl import EnvConfig, parse_config, start_servers
+from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import RunError
+from mcpagent.policy.contract import Sampling
+from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.run.rollout import count_nonces
 from tests.skyrl.world import (
+    RECORD,
     TOKENIZER,
     ScriptedEngine,
     generator,
@@ -155,13 +160,6 @@ def test_ids_are_unique_over_steps_phases_and_attempts() -> None:
 
 def test_the_tokens_are_those_of_the_same_episode_without_skyrl() -> None:
     """The native loop with the same completions renders the same contexts."""
-    from mcpagent.core.tasks import Task
-    from mcpagent.core.trajectory import Completion
-    from mcpagent.env.tool_format import open_renderer
-    from mcpagent.policy.contract import Sampling
-    from mcpagent.rollout.collector import AgentSettings, attempts, collect
-    from tests.skyrl.world import RECORD
-
     engine = ScriptedEngine()
     maker = generator(engine)
     output = play(maker, [row()], group_size=1)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 from skyrl.train.dataset import PromptDataset
 
@@ -13,8 +14,12 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import Task
 from mcpagent.engines.skyrl.config import REFUSED
 from mcpagent.engines.skyrl.engine import ENGINE
-from mcpagent.engines.skyrl.record import write_records
+from mcpagent.engines.skyrl.record import import_checkpoints, write_records
 from mcpagent.errors import UserError
+from mcpagent.storage.checkpoints import choose_checkpoint, damage
+from mcpagent.storage.lineage import Base, read_lineage
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.train.start import Start
 from tests.skyrl.world import ROOT, TOKENIZER, sample_records
 
 
@@ -49,14 +54,6 @@ def test_skyrls_dataset_reads_the_records(tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_skyrl_becomes_a_checkpoint_of_the_run(tmp_path: Path) -> None:
-    import torch
-
-    from mcpagent.engines.skyrl.record import import_checkpoints
-    from mcpagent.storage.checkpoints import choose_checkpoint, damage
-    from mcpagent.storage.lineage import Base, read_lineage
-    from mcpagent.storage.run_folder import RunFolder
-    from mcpagent.train.start import Start
-
     base = tmp_path / "base"
     TOKENIZER.save_pretrained(base)
     run = RunFolder.create(tmp_path / "run", config_yaml="seed: 0\n", manifest={})
