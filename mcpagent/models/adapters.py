@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,23 @@ class LoraShape:
 def causal_lm(model: Any) -> Any:
     """Return the transformers model inside a PEFT model, or the model itself."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def model_device(model: Any) -> torch.device:
+    """Return the device that the model computes on. Shards may lie in the memory of the host, and buffers do
+    not."""
+    return next(itertools.chain(model.buffers(), model.parameters())).device
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Generator[None, None, None]:
+    """Score without dropout inside; afterwards the model is in the mode that it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def attach_lora(model: Any, shape: LoraShape, *, seed: int) -> Any:

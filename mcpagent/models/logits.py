@@ -3,7 +3,6 @@ soft cap after it. Scoring and sampling take both from here; a model that does a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from mcpagent.errors import UserError
-from mcpagent.models.adapters import causal_lm
+from mcpagent.models.adapters import causal_lm, evaluation_mode, model_device
 
 # What configurations of transformers call it.
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -76,18 +75,14 @@ def refuse_other_logits(model: Any, *, name: str, as_root: Callable[..., Any] | 
     architecture may do what no setting says. If weights are in shards, `as_root` calls a function as a
     pass of the module that gathers them, and all processes call this."""
     inner = causal_lm(model)
-    was_training = inner.training
-    inner.eval()
-    # Shards may lie in the memory of the host; buffers do not.
-    device = next(itertools.chain(inner.buffers(), inner.parameters())).device
-    ids = torch.arange(1, 1 + _PROBE_TOKENS, device=device)[None]
+    ids = torch.arange(1, 1 + _PROBE_TOKENS, device=model_device(inner))[None]
 
     def both() -> tuple[torch.Tensor, torch.Tensor]:
         states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return inner(input_ids=ids, use_cache=False).logits.float(), output_head(inner)(states).float()
 
-    theirs, ours = both() if as_root is None else as_root(both)
-    inner.train(was_training)
+    with evaluation_mode(inner):
+        theirs, ours = both() if as_root is None else as_root(both)
     if theirs.shape != ours.shape:
         raise _refusal(name, f"{theirs.shape[-1]} logits of the {ours.shape[-1]} of its head")
     difference = float((theirs - ours).abs().max())
@@ -103,12 +98,10 @@ def continuation_logprobs(
     """Return the logprobs (nats) of the tokens of `continuation` after `context`; logits are made of these
     alone. Temperature 0 counts as 1, as in sampling."""
     inner = causal_lm(model)
-    was_training = inner.training
-    inner.eval()
     ids = torch.tensor([[*context, *continuation]], device=inner.device)
-    states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, len(context) - 1 : -1]
-    logits = output_head(inner)(states)
-    inner.train(was_training)
+    with evaluation_mode(inner):
+        states = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        logits = output_head(inner)(states[0, len(context) - 1 : -1])
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / (temperature or 1.0)
     logprobs = torch.log_softmax(logits, dim=-1)
     return logprobs.gather(-1, ids[0, len(context) :, None])[:, 0].tolist()

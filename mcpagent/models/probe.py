@@ -135,10 +135,10 @@ def score(model: Any, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
     """Return the logprobs (nats) of each sequence's tokens after the first, by a plain forward pass."""
     import torch
 
-    was_training = model.training
-    model.eval()
+    from mcpagent.models.adapters import evaluation_mode
+
     scored: list[list[float]] = []
-    with torch.no_grad():
+    with torch.no_grad(), evaluation_mode(model):
         for first in range(0, len(token_ids), _ROWS_AT_ONCE):
             rows = token_ids[first : first + _ROWS_AT_ONCE]
             width = max(map(len, rows))
@@ -148,5 +148,4 @@ def score(model: Any, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
             logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
             of_tokens = logprobs.gather(-1, ids[:, 1:, None])[..., 0].tolist()
             scored += [values[: len(row) - 1] for values, row in zip(of_tokens, rows, strict=True)]
-    model.train(was_training)
     return scored

@@ -9,6 +9,7 @@ from statistics import fmean
 
 import torch
 
+from mcpagent.models.adapters import evaluation_mode
 from mcpagent.train.batch.samples import TrainSample
 from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.learner.learner import Learner
@@ -133,9 +134,7 @@ def rescore(
 ) -> list[Rescored]:
     """One forward pass over every sample, with dropout off; values if the learner has a head for them."""
     by_row: dict[int, Rescored] = {}
-    was_training = learner.model.training
-    learner.model.eval()
-    with learner.measuring_states():
+    with evaluation_mode(learner.model), learner.measuring_states():
         for batch in learner.batches(samples, max_tokens=max_tokens):
             rows = [samples[i] for i in batch.rows]
             tokens, turns = [s.loss_tokens for s in rows], [len(s.turn_tokens_K) for s in rows]
@@ -148,7 +147,6 @@ def rescore(
             by_row |= {
                 row: Rescored(logprobs_N, ref_N, values_K) for row, logprobs_N, ref_N, values_K in parts
             }
-    learner.model.train(was_training)
     return [by_row[row] for row in range(len(samples))]
 
 

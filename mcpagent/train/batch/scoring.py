@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from mcpagent.models.adapters import causal_lm
+from mcpagent.models.adapters import causal_lm, evaluation_mode, model_device
 from mcpagent.models.attention import NAME, PrefixTree, Siblings, Trunk, use_own_attention
 from mcpagent.models.logits import output_head
 from mcpagent.models.probe import TOLERANCE
@@ -239,12 +238,6 @@ def why_not_packed(model: Any, scorer: TokenScorer | None = None) -> str | None:
     )
 
 
-def model_device(model: Any) -> torch.device:
-    """Return the device that the model computes on. Shards may lie in the memory of the host, and buffers do
-    not."""
-    return next(itertools.chain(model.buffers(), model.parameters())).device
-
-
 @torch.no_grad()
 def _packs_right(model: Any, scorer: TokenScorer) -> bool:
     """Three continuations of a prompt: packed they score as they do alone, and other tokens in the middle one
@@ -254,15 +247,14 @@ def _packs_right(model: Any, scorer: TokenScorer) -> bool:
     forks = [tuple((first + 7 * i) % 19 + 3 for i in range(16)) for first in (2, 5, 11, 8)]
     mask = (False,) * len(prompt) + (True,) * len(forks[0])
     *samples, other = [TrainSample(token_ids_T=prompt + fork, loss_mask_T=mask) for fork in forks]
-    was_training, device = model.training, model_device(model)
-    model.eval()
+    device = model_device(model)
     (padded,) = padded_batches(samples, max_tokens=1 << 10, device=device)
-    plain, _ = scorer(padded)
-    packed, beside_another = (
-        scorer(pack(each, padded.rows, device=device))[0].unflatten(0, (3, -1))
-        for each in (samples, [samples[0], other, samples[2]])
-    )
-    model.train(was_training)
+    with evaluation_mode(model):
+        plain, _ = scorer(padded)
+        packed, beside_another = (
+            scorer(pack(each, padded.rows, device=device))[0].unflatten(0, (3, -1))
+            for each in (samples, [samples[0], other, samples[2]])
+        )
     if not torch.equal(packed[::2], beside_another[::2]):
         return False
     apart = (plain - packed.flatten()).abs()

@@ -19,6 +19,7 @@ from torch import nn
 
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError
+from mcpagent.models.adapters import evaluation_mode, model_device
 from mcpagent.models.load import is_quantised, save_model, trim_heap
 from mcpagent.models.probe import (
     PROBE_ROWS,
@@ -39,7 +40,7 @@ from mcpagent.train.batch.samples import (
     packed_batches,
     padded_batches,
 )
-from mcpagent.train.batch.scoring import Batch, TokenScorer, model_device, why_not_packed
+from mcpagent.train.batch.scoring import Batch, TokenScorer, why_not_packed
 from mcpagent.train.learner.optim import MasterWeights, Precision, Schedule
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.reference import ShadowReference
@@ -311,11 +312,8 @@ class Learner:
             as_reference = self.model.disable_adapter()
         else:
             as_reference = nullcontext()
-        was_training = self.model.training
-        self.model.eval()
-        with as_reference:
+        with evaluation_mode(self.model), as_reference:
             logprobs, _ = self.scorer(batch, temperature)  # it is the root of what is sharded
-        self.model.train(was_training)
         return logprobs
 
     def end_step(self, step: int) -> None:
@@ -391,14 +389,12 @@ class Learner:
     ) -> list[list[float]]:
         """Return the trainer's logprobs (nats) of the loss-bearing tokens of each row. Of weights in shards,
         all processes ask for as many rows as they have."""
-        was_training = self.model.training
-        self.model.eval()
         scored: list[list[float]] = [[] for _ in rows]
-        for batch in self.batches(rows, max_tokens=max_tokens):
-            values = iter(self.score(batch, temperature=temperature)[0].tolist())
-            for row in batch.rows:
-                scored[row] = [next(values) for _ in range(rows[row].loss_tokens)]
-        self.model.train(was_training)
+        with evaluation_mode(self.model):
+            for batch in self.batches(rows, max_tokens=max_tokens):
+                values = iter(self.score(batch, temperature=temperature)[0].tolist())
+                for row in batch.rows:
+                    scored[row] = [next(values) for _ in range(rows[row].loss_tokens)]
         return scored
 
     def _probe(self) -> Probe:
