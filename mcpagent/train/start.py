@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from mcpagent.config.schema import LoraConfig, TrainConfig
+from mcpagent.core.records import JsonObject
 from mcpagent.models.adapters import LoraShape, attach_lora
 from mcpagent.models.load import (
     empty_model,
@@ -38,11 +39,11 @@ from mcpagent.storage.run_folder import START_FOLDER
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """`base` is the whole model that the run's weights or adapters stand on; `adapters` are those that it
-    goes on training, None if it makes new ones. `merged` says what was merged into the base."""
+    goes on training, None if it makes new ones. `merged` is what was merged into the base (see `Lineage`)."""
 
     base: Base
     adapters: Path | None = None
-    merged: tuple[tuple[str, str | None], ...] = ()
+    merged: Sequence[JsonObject] = ()
 
     @property
     def model(self) -> str:
@@ -88,8 +89,7 @@ def settle_start(
 
 def _merged_start(folder: Path) -> Start:
     lineage = read_lineage(folder) or Lineage()
-    merged = tuple((each["path"], each["sha256"]) for each in lineage.merged)
-    return Start(base=Base(place=str(folder.resolve()), sha256=fingerprint(folder)), merged=merged)
+    return Start(base=Base(place=str(folder.resolve()), sha256=fingerprint(folder)), merged=lineage.merged)
 
 
 def _why_merged(config: TrainConfig, adapters: Path, base: Base) -> str | None:
@@ -135,5 +135,5 @@ def _write_merged(config: TrainConfig, adapters: Path, folder: Path) -> None:
 
 def lineage_of(start: Start, checkpoint: Path, *, is_adapter: bool) -> Lineage:
     """Return what a `checkpoint` of a run that began so says of itself."""
-    merged = [{"path": path, "sha256": sha256} for path, sha256 in start.merged]
-    return seen_from(checkpoint, Lineage(base=start.base if is_adapter else None, merged=merged))
+    base = start.base if is_adapter else None
+    return seen_from(checkpoint, Lineage(base=base, merged=list(start.merged)))
