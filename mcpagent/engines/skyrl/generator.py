@@ -14,7 +14,7 @@ from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampli
 from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator, TrajectoryOutput
 
 from mcpagent.core.seeds import derive_seed
-from mcpagent.core.trajectory import Completion, FinishReason, StopReason, Trajectory
+from mcpagent.core.trajectory import Completion, FinishReason, Trajectory
 from mcpagent.engines.skyrl.credit import CUT, FAILED
 from mcpagent.env.offer import discovery
 from mcpagent.env.skyrl import ENV_ID, EnvConfig, episode_metrics, parse_config, start_servers, task_of
@@ -24,10 +24,7 @@ from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.train.batch.samples import sample_from_trajectory
 from mcpagent.train.grpo import success_rate_of_all
-from mcpagent.train.objective.advantages import apply_penalty
-
-_CUT = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
-
+from mcpagent.train.objective.advantages import TRUNCATED, apply_penalty
 
 MAX_FAILED_SHARE = 0.5  # of the episodes of a batch; past it the run ends
 
@@ -215,7 +212,7 @@ def _output(trajectory: Trajectory | None, *, eos: int) -> TrajectoryOutput:
         mask, logprobs = list(map(int, sample.loss_mask_T[start:])), list(sample.sampler_logprobs_T[start:])
     reward, stop_reason = 0.0, FAILED
     if trajectory is not None and trajectory.reward is not None:
-        reward, stop_reason = trajectory.reward, CUT if trajectory.stop_reason in _CUT else "stop"
+        reward, stop_reason = trajectory.reward, CUT if trajectory.stop_reason in TRUNCATED else "stop"
     return TrajectoryOutput(
         response_ids=response,
         reward=[*[0.0] * (len(response) - 1), reward],

@@ -341,7 +341,7 @@ def _whitened(
     return [[(a - mean) * scale for a in turns] for turns in advantages]
 
 
-_TRUNCATED = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
+TRUNCATED = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)  # episodes that were cut off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +418,7 @@ def _graded(trajectory: Trajectory, settings: GradeSettings, rng: random.Random)
             reward = -reward
         reward -= settings.overlong.cost(sum(len(turn.completion.token_ids) for turn in sampled))
     # Without a sampled token (the prompt alone filled the context) there is nothing to reinforce.
-    is_masked = settings.overlong.mask_truncated and trajectory.stop_reason in _TRUNCATED
+    is_masked = settings.overlong.mask_truncated and trajectory.stop_reason in TRUNCATED
     sample = sample_from_trajectory(trajectory) if sampled and not is_masked else None
     cost_weight = -sum(t.weight for t in trajectory.reward_terms if t.name == "penalty")
     return GradedAttempt(
