@@ -80,14 +80,13 @@ class RunRecorder:
         config: TrainConfig,
         *,
         take: Callable[[str], list[Trajectory]],
-        state: Callable[[], JsonObject] = dict,
-        note: Callable[[str], None] = logging.getLogger("mcpagent").info,
+        state: Callable[[], JsonObject],
     ) -> None:
         self._run, self._config, self._take, self._state = run, config, take, state
         self._trackers = open_trackers(
             config.tracking.backends,
             TrackedRun.of(config, run),
-            note=note,
+            note=logging.getLogger("mcpagent").info,
         )
 
     def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool = False, **_: Any) -> None:
