@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from mcpagent.core.answer_line import with_answer_line, written_answer
@@ -320,8 +321,7 @@ def _first_group(steps: Sequence[PlanStep]) -> list[PlanStep]:
     group = steps[0].parallel_group if steps else None
     if group is None:
         return list(steps[:1])
-    end = next((i for i, step in enumerate(steps) if step.parallel_group != group), len(steps))
-    return list(steps[:end])
+    return list(takewhile(lambda step: step.parallel_group == group, steps))
 
 
 def _as_text(answer: str) -> str:
