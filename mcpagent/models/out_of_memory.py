@@ -125,6 +125,6 @@ def _phase(error: BaseException) -> Phase | None:
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         module = str(frame.f_globals.get("__name__", ""))
         for prefix, phase in _PHASE_OF.items():
-            if module == prefix or module.startswith((f"{prefix}.", f"{prefix}_")):
+            if f"{module}.".startswith(f"{prefix}."):
                 return phase
     return None
