@@ -53,8 +53,9 @@ def check_environment(
     """Return one verdict for each claim, from at least one trajectory a task: `gold` of `GoldPolicy`, which
     abstains if that is right; `over_eager`, of these tasks only, of the policy of that name; `empty`, of the
     others, of one that says nothing."""
-    abstaining = DiskList(task for task in tasks if task.truth.abstain)
-    acting = DiskList(task for task in tasks if not task.truth.abstain)
+    every = [task.id for task in tasks]
+    abstaining = [task.id for task in tasks if task.truth.abstain]
+    acting = [task.id for task in tasks if not task.truth.abstain]
     eager = "an over-eager policy fails if no call is right"
 
     def is_perfect(t: Trajectory) -> bool:
@@ -65,7 +66,7 @@ def check_environment(
 
     return [
         _judgeable(tasks),
-        _verdict("the gold plan scores 1.0", tasks, gold, is_perfect, policy="gold"),
+        _verdict("the gold plan scores 1.0", every, gold, is_perfect, policy="gold"),
         _verdict("an empty policy fails", acting, empty, failed, policy="empty"),
         _verdict("an abstention succeeds", abstaining, gold, lambda t: t.is_success is True, policy="gold"),
         _verdict(eager, abstaining, over_eager, failed, policy="over-eager"),
@@ -84,16 +85,16 @@ def _judgeable(tasks: Sequence[Task]) -> Claim:
 
 def _verdict(
     name: str,
-    tasks: Sequence[Task],
+    task_ids: Sequence[str],
     trajectories: Sequence[Trajectory],
     holds: Callable[[Trajectory], bool],
     *,
     policy: str,
 ) -> Claim:
-    """Pass if `holds` for every trajectory of every one of `tasks`; an unscored one proves nothing."""
-    if not tasks:
+    """Pass if `holds` for every trajectory of every one of the tasks; an unscored one proves nothing."""
+    if not task_ids:
         return result(name, SKIP, "no task of this kind"), ()
-    played = Counter({task.id: 0 for task in tasks})
+    played = Counter(dict.fromkeys(task_ids, 0))
     wrong: list[tuple[str, str]] = []  # the ids of tasks, and what came of them
     unscored: list[tuple[str, str]] = []
     for trajectory in trajectories:
