@@ -66,7 +66,7 @@ def smoke(*, backend: str, model: str | None, console: Console) -> SmokeResult:
         folder = Path(made)
         name = model or str(folder / "model")
         if model is None:
-            save_model(*model_builder(SMOKE_MODEL).build_small(seed=0), folder / "model")
+            save_model(*model_builder(SMOKE_MODEL).build_small(), folder / "model")
         settings = [f"rollout.backend={backend}", f"model.name={name!r}", "rollout.max_context_tokens=1024"]
         config = load_train_config([], [*settings, "finetune.mode=lora", "rollout.max_new_tokens=64"]).config
         config = pinned_model(config, on_note=console.note)

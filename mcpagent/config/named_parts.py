@@ -41,7 +41,7 @@ class ModelBuilder(Protocol):
         `tasks` are by id; `wording` are the words that no name of a thing is made of, if that is known."""
         ...
 
-    def build_small(self, *, seed: int) -> tuple[Any, Any]:
+    def build_small(self) -> tuple[Any, Any]:
         """Return the smallest model that samples, with random weights, and its tokenizer."""
         ...
 
