@@ -28,7 +28,6 @@ def findings(config: TrainConfig, *, for_training: bool = True) -> list[ConfigFi
         problems += [
             *_sampling(config),
             *_objective(config),
-            *_batches(config),
             *_endings(config),
         ]
     return problems
@@ -201,6 +200,13 @@ def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
             ("grpo.kl_coef", "grpo.target_kl"),
             "grpo.kl_coef is 0, but grpo.target_kl multiplies it, and 0 stays 0; start at 0.01",
         )
+    prompts = config.training.batch_size
+    if prompts % grpo.minibatches:
+        yield ConfigFinding(
+            ("grpo.minibatches", "training.batch_size"),
+            f"grpo.minibatches is {grpo.minibatches}, but the {prompts} prompts of a step "
+            "(training.batch_size) cannot be divided into so many equal shares",
+        )
 
 
 def _endings(config: TrainConfig) -> Iterator[ConfigFinding]:
@@ -216,16 +222,6 @@ def _endings(config: TrainConfig) -> Iterator[ConfigFinding]:
             ("budget.cost_usd", "budget.usd_per_call"),
             f"budget.cost_usd is {budget.cost_usd}, but no call has a price; set budget.usd_per_call, for "
             "example {tavily: 0.008}",
-        )
-
-
-def _batches(config: TrainConfig) -> Iterator[ConfigFinding]:
-    prompts, minibatches = config.training.batch_size, config.grpo.minibatches
-    if prompts % minibatches:
-        yield ConfigFinding(
-            ("grpo.minibatches", "training.batch_size"),
-            f"grpo.minibatches is {minibatches}, but the {prompts} prompts of a step (training.batch_size) "
-            "cannot be divided into so many equal shares",
         )
 
 
