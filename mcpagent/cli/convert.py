@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -129,7 +128,7 @@ def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bo
         + (", or add --keep-going to write the others and a file of rejects" if good else ""),
     )
     if as_json:
-        console.print_json({**error.as_json(), "faults": [asdict(fault) for fault in faults]})
+        console.print_json({**error.as_json(), "faults": faults})
     console.complain(str(error))
     raise typer.Exit(UserError.exit_code)
 
@@ -140,10 +139,10 @@ def _report(
     counts = of_tasks.as_json()
     document = {
         **counts,
-        "path": str(out),
+        "path": out,
         "rejected": len(conversion.rejects),
         "rejects": dict(Counter(fault.code.value for fault in conversion.faults)),
-        "rejects_path": None if rejects is None else str(rejects),
+        "rejects_path": rejects,
         "notes": conversion.notes,
     }
     blocks: list[Block] = [f"{counted(counts['records'], 'task')} in {out}"]
