@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.tools import ToolResult
-from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.text.phrasing import AnswerContext
+from tests.reward.judging import holds, those_that_hold
 
 FORMS = [
     *("{v} - sorry, I meant {o}", "{v}. Sorry, I meant {o}.", "{v}. I meant {o}.", "{v}. Correction: {o}."),
@@ -62,12 +59,9 @@ def passing(case: Case, forms: list[str]) -> list[str]:
     held: list[str] = []
     for content in shown:
         content = content.replace("%v", value).replace("%o", other)
-        result = ToolResult(call_id="c", server="s", tool="get", content=content)
-        context = AnswerContext(said=said, results=(result,))
         for text in (form.format(v=value, o=other) for form in forms):
             for on_line in (False, True):
-                answer = f"Answer: {text}" if on_line else text
-                if answer_holds(AnswerCheck.model_validate(check), answer, {}, context, on_line=on_line):
+                if holds(check, text, said=said, shown=content, on_line=on_line):
                     held.append(f"{'line' if on_line else 'free'}: {text}")
     return held
 
@@ -152,11 +146,7 @@ def test_several_values_that_are_taken_back_or_have_another_among_them_are_no_an
     check: dict[str, Any], said: str, shown: list[str], right: list[str], wrong: list[str], on_line: bool
 ) -> None:
     for content in shown:
-        result = ToolResult(call_id="c", server="s", tool="get", content=content)
-        context = AnswerContext(said=said, results=(result,))
-        answers = [(text, f"Answer: {text}" if on_line else text) for text in (*right, *wrong)]
-        model = AnswerCheck.model_validate(check)
-        held = [text for text, answer in answers if answer_holds(model, answer, {}, context, on_line=on_line)]
+        held = those_that_hold(check, (*right, *wrong), said=said, shown=content, on_line=on_line)
         assert not {*held} & {*wrong}
         assert on_line or held == right
         assert right[0] in held

@@ -7,9 +7,7 @@ import json
 import pytest
 
 from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.tools import ToolResult
-from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.text.phrasing import AnswerContext
+from tests.reward import judging
 
 CALLS = json.dumps(
     {"queue": "north", "failed_calls": 59, "handled_calls": 1204, "lead": "Ida Roth", "deputy": "Bo Lind"}
@@ -57,6 +55,4 @@ CREW = (
 def test_each_value_is_said_by_its_own_name(
     shown: str, check: AnswerCheck, question: str, answer: str, holds: bool
 ) -> None:
-    result = ToolResult(call_id="c", server="s", tool="t", content=shown)
-    context = AnswerContext(said=question, results=(result,))
-    assert answer_holds(check, answer, {}, context) is holds
+    assert judging.holds(check, answer, said=question, shown=shown) is holds

@@ -12,22 +12,11 @@ from random import Random
 
 import pytest
 
-from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.tools import ToolResult
-from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.text.phrasing import AnswerContext
-from tests.reward.forms import Said, asked, said
+from tests.reward.forms import asked, said
+from tests.reward.judging import holds
 
 SEEDS = range(900, 903)
 PER_QUESTION = 150  # drawn from all that can be said
-
-
-def holds(answer: Said, *, on_line: bool) -> bool:
-    question = answer.asked
-    shown = ToolResult(call_id="c", server="ships", tool="get_ship", content=question.shown)
-    context = AnswerContext(said=question.question, results=(shown,))
-    text = f"Answer: {answer.text}" if on_line else answer.text
-    return answer_holds(AnswerCheck.model_validate(question.check), text, {}, context, on_line=on_line)
 
 
 @pytest.mark.parametrize("on_line", [True, False])
@@ -39,7 +28,15 @@ def test_one_in_a_hundred_of_the_forms_that_were_held_out_is_misjudged(on_line: 
             answers = [answer for answer in said(question, on_line=on_line) if answer.is_held_out]
             for answer in Random(seed).sample(answers, min(PER_QUESTION, len(answers))):
                 judged[answer.is_right] += 1
-                if holds(answer, on_line=on_line) is not answer.is_right:
+                is_held = holds(
+                    question.check,
+                    answer.text,
+                    said=question.question,
+                    shown=question.shown,
+                    on_line=on_line,
+                    tool="get_ship",
+                )
+                if is_held is not answer.is_right:
                     wrongly[answer.is_right].append(f"{question.question} {question.value}: {answer.text!r}")
     assert min(judged.values()) > 1500, judged
     assert len(wrongly[True]) <= 0.01 * judged[True], wrongly[True]

@@ -10,7 +10,7 @@ import pytest
 
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.reward.answer import answer_holds
-from tests.reward.test_values import holds, those_that_hold
+from tests.reward.judging import holds, those_that_hold
 
 FLATS = "flat 2: 790 EUR per month\nflat 3: 850 EUR per month"
 SHOWS = """\
@@ -735,6 +735,13 @@ WINES = "code,name,drink,from\nW-1,Soave,2023 to 2029,1750578000\nW-2,Etna,2024 
             ("The default merge method is squash.",),
             ("The default merge method is a merge commit.",),
         ),
+        (
+            {"type": "number", "value": 0.94, "unit": "arcsec"},
+            "What was the seeing?",
+            '{"seeing_arcsec": 0.94}',
+            ("0.94 arcseconds",),
+            ("0.94 arcminutes",),
+        ),
         (  # keys of letters of both cases are told apart by them
             {"type": "name", "value": "tX9bQ2"},
             "What is the key of the share?",
@@ -1192,6 +1199,13 @@ def test_a_value_is_read_on_the_line_and_in_a_free_text(
             "NAME      READY\ncheckout  4/6",
             "4 are ready. Two pods are not ready yet.",
             "4 are ready. Not 4, two are ready.",
+        ),
+        (
+            {"type": "number", "value": 412, "unit": "MB"},
+            "How big is the image?",
+            "size: 412 MB",
+            "412 megs.",
+            "412 gigs.",
         ),
         (
             {"type": "date", "value": "2026-04-18T08:07"},

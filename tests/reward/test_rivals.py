@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.tools import ToolResult
-from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.text.phrasing import AnswerContext
+from tests.reward import judging
 
 SHEDS = [
     {"shed": "SH-311", "name": "Long Barn", "keeper": "Ada Wren", "state": "OPEN", "ploughs": 4, "carts": 7},
@@ -21,9 +18,7 @@ SHEDS = [
 
 def holds(question: str, check: dict[str, Any], text: str, *, shown: Any = SHEDS) -> bool:
     content = shown if isinstance(shown, str) else json.dumps(shown)
-    result = ToolResult(call_id="c", server="farm", tool="list_sheds", content=content)
-    context = AnswerContext(said=question, results=(result,))
-    return answer_holds(AnswerCheck.model_validate(check), text, {}, context)
+    return judging.holds(check, text, said=question, shown=content)
 
 
 PLOUGHS = ("How many ploughs are in Long Barn?", {"type": "number", "value": 4})

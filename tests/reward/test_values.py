@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.tools import ToolResult
 from mcpagent.reward.answer import answer_holds
 from mcpagent.reward.text.phrasing import AnswerContext
+from tests.reward.judging import holds, those_that_hold
 
 VERSIONS = """\
 version   released     python
@@ -20,19 +19,6 @@ version   released     python
 2.8.0     2025-07-11   >=3.8
 2.7.5     2025-03-25   >=3.8"""
 PORTS = {"port": 80, "admin_port": 81}
-
-
-def holds(check: dict[str, Any], answer: str, *, said: str, shown: str, on_line: bool) -> bool:
-    result = ToolResult(call_id="c", server="s", tool="get", content=shown)
-    context = AnswerContext(said=said, results=(result,))
-    text = f"Answer: {answer}" if on_line else answer
-    return answer_holds(AnswerCheck.model_validate(check), text, {}, context, on_line=on_line)
-
-
-def those_that_hold(
-    check: dict[str, Any], answers: Sequence[str], *, said: str, shown: str, on_line: bool
-) -> list[str]:
-    return [text for text in answers if holds(check, text, said=said, shown=shown, on_line=on_line)]
 
 
 @pytest.mark.parametrize("on_line", [True, False])
