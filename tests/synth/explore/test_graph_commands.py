@@ -12,7 +12,7 @@ from tests.running import mcpagent, refused
 from tests.synth.running import write_config
 
 ARCHIVE = Path(__file__).with_name("archive.py")
-COUNTS = ("--train", "30", "--validation", "0", "--heldout", "6")
+COUNTS = ("--train", "10", "--validation", "0", "--heldout", "2")
 EXPLORE = ("gen-data", "--explore", "--servers", "mcp.json", *COUNTS)
 
 
@@ -26,9 +26,7 @@ def calls(home: Path) -> list[tuple[str, dict[str, Any]]]:
     return [tuple(json.loads(line)) for line in (home / "calls.log").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    "name", ["shelf", "list_records.shelf", "archive.shelf", "archive.list_records.shelf"]
-)
+@pytest.mark.parametrize("name", ["list_records.shelf", "archive.shelf"])
 def test_a_value_is_named_for_a_parameter_by_as_much_of_its_name_as_one_likes(name: str, home: Path) -> None:
     done = mcpagent(*EXPLORE, "--seed-value", f"{name}=north/7", "--out", "d", "--json", cwd=home)
     assert done.returncode == 0, done.stderr
@@ -36,7 +34,7 @@ def test_a_value_is_named_for_a_parameter_by_as_much_of_its_name_as_one_likes(na
     assert ("list_records", {"shelf": "north/7"}) in calls(home)
     facts = document["explored"]["facts"]
     assert facts["archive.list_records"] == 1 and facts["archive.get_record"] == 20
-    assert document["explored"]["edges"] > 0 and document["records"] == 36
+    assert document["explored"]["edges"] > 0 and document["records"] == 12
 
 
 def test_several_values_are_given_with_their_types(home: Path) -> None:

@@ -31,7 +31,7 @@ def tasks() -> Tasks:
     pool = ToolPool([InProcessServer(name="port", server=build())])
     made = [
         t
-        for t in explored(pool, {"train": 120}, seed=4).tasks["train"]
+        for t in explored(pool, {"train": 60}, seed=4).tasks["train"]
         if t.extra_info["shape"] in ("single", "asked") and not t.truth.user_turns
     ]
     plain = [t for t in made if all("${" not in str(s.params) for s in t.truth.tool_sequence)]

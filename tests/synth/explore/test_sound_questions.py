@@ -69,7 +69,7 @@ def pawnshop() -> World:
 @pytest.fixture(scope="module")
 def tasks() -> list[Task]:
     weights = {"single": 3, "chain": 3, "both": 4, "counted": 2, "missing_function": 3, "missing_entity": 1}
-    made = explored(pawnshop().pool(), {"train": 110}, seed=3, asked=Asked(weights=weights))
+    made = explored(pawnshop().pool(), {"train": 70}, seed=3, asked=Asked(weights=weights))
     return list(made.tasks["train"])
 
 

@@ -52,7 +52,7 @@ def named(task: Task) -> set[str]:
 
 def test_training_neither_asks_about_nor_begins_with_what_another_split_asks_about() -> None:
     fleet = World("fleet", list_ships, ship, cargo, captain)
-    counts = {"train": 150, "validation": 10, "heldout": 40}
+    counts = {"train": 60, "validation": 5, "heldout": 25}
     tasks = explored(fleet.pool(), counts, seed=4).tasks
     assert explored(fleet.pool(), counts, seed=4).tasks == tasks, "the same seed gives the same tasks"
     things = {*_SHIPS, *_CAPTAINS}

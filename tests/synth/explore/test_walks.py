@@ -65,7 +65,7 @@ def test_without_a_name_nothing_is_called_and_the_error_says_how_to_give_one() -
 
 def test_a_question_says_what_is_wanted_and_never_what_the_tools_are_called() -> None:
     pool = ToolPool(builtin_servers(["polygon", "fmp", "tavily", "slack"], limited=False))
-    tasks = explored(pool, {"train": 100}, seed=2).tasks["train"]
+    tasks = explored(pool, {"train": 60}, seed=2).tasks["train"]
     names = {spec.name for spec in pool.tools.values()}
     classes = {task.extra_info["class"] for task in tasks}
     assert {"single", "sequential", "parallel", "missing_parameter", "missing_function"} <= classes
@@ -80,7 +80,7 @@ def test_a_question_says_what_is_wanted_and_never_what_the_tools_are_called() ->
 @pytest.fixture(scope="module")
 def port() -> GeneratedData:
     pool = ToolPool([InProcessServer(name="port", server=build())])
-    return explored(pool, {"train": 150}, seed=5)
+    return explored(pool, {"train": 100}, seed=5)
 
 
 def of_shape(port: GeneratedData, shape: str) -> list[Task]:
@@ -178,7 +178,7 @@ def test_what_lines_say_after_a_name_is_compared_chained_and_not_to_be_pasted() 
     pool = World("harbour", list_sailors, sailor, hull, is_silent=True).pool(read_only=["harbour"])
     asked = Asked(weights={"both": 2, "chain": 1})
     by_shape: dict[str, list[Task]] = {}
-    for task in explored(pool, {"train": 140}, seed=3, asked=asked).tasks["train"]:
+    for task in explored(pool, {"train": 80}, seed=3, asked=asked).tasks["train"]:
         by_shape.setdefault(task.extra_info["shape"], []).append(task)
     records = {**CREW, **HULLS}
     widths: set[int] = set()  # words before the badges that are asked for in pairs

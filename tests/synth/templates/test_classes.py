@@ -19,6 +19,7 @@ from mcpagent.tools.pool import ToolPool
 from tests.synth.running import generated
 
 DATA_SERVERS = ["polygon", "fmp", "tavily", "slack"]
+COUNT = 100  # tasks of all classes
 
 
 def of_templates(templates: TemplateSet, count: int) -> GeneratedData:
@@ -28,7 +29,7 @@ def of_templates(templates: TemplateSet, count: int) -> GeneratedData:
 
 @pytest.fixture(scope="module")
 def full() -> GeneratedData:
-    return of_templates(load_templates(resource_path("templates/full")).for_servers(DATA_SERVERS), 150)
+    return of_templates(load_templates(resource_path("templates/full")).for_servers(DATA_SERVERS), COUNT)
 
 
 def test_every_class_is_there_and_the_yield_accounts_for_every_candidate(full: GeneratedData) -> None:
@@ -41,7 +42,7 @@ def test_every_class_is_there_and_the_yield_accounts_for_every_candidate(full: G
     assert stages[0]["in"] == full.candidates
     assert all(a["out"] == b["in"] for a, b in itertools.pairwise(stages))
     assert all(row["in"] - row["out"] == sum(row["rejects"].values()) for row in stages)
-    assert stages[-1]["out"] == len(tasks) == 150
+    assert stages[-1]["out"] == len(tasks) == COUNT
 
 
 def test_what_is_posted_twice_or_beside_what_was_asked_is_no_success(full: GeneratedData) -> None:
