@@ -57,8 +57,8 @@ def _sft(tmp_path: Path, *settings: str) -> list[str]:
         "name=run",
         "data.train=data/samples/train.jsonl",
         "data.max_tasks=8",
-        "training.max_steps=4",
-        "sft.curriculum_steps=2",
+        "training.max_steps=2",
+        "sft.curriculum_steps=1",
         "training.eval_samples=0",
         *settings,
     )

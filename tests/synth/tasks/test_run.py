@@ -74,7 +74,7 @@ def test_a_failed_read_is_not_remembered() -> None:
     assert asyncio.run(run()) == 2
 
 
-SHELVES = Path(__file__).with_name("shelves.py")
+SHELVES = Path(__file__).parents[1] / "explore" / "shelves.py"
 
 
 async def asked(cache: CallCache, generation: int, tool: str, said: str, *, only_reads: bool = True) -> Any:
