@@ -282,6 +282,20 @@ WINES = "code,name,drink,from\nW-1,Soave,2023 to 2029,1750578000\nW-2,Etna,2024 
             ("12 inch", "a twelve-inch"),
             ("7 inch", "a seven-inch", "a two-inch"),
         ),
+        (
+            {"type": "number", "value": 410, "unit": "kW"},
+            "How powerful is the engine?",
+            "power_kw: 410",
+            ("410 kW", "410 kilowatts"),
+            ("410 hp", "410 PS", "410 dB"),
+        ),
+        (
+            {"type": "number", "value": -6.4, "unit": "µrad"},
+            "How did the tilt change?",
+            '{"tilt": -6.4}',
+            ("−6.4 microradians", "-6.4 µrad"),
+            ("-6.4 rad", "6.4 µrad"),
+        ),
         # codes versions measures and initials are told apart
         (
             {"type": "set", "value": ["3SKL0048130", "3SKL0048139"]},
