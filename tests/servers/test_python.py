@@ -14,10 +14,8 @@ from mcpagent.servers.provider import builtin_servers
 from mcpagent.servers.registry import build_server
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import ServerConfig
 from tests.running import mcpagent, refused
 from tests.servers.calls import call, over_http, text_of, with_client
-from tests.tools.support import served_builtin
 
 
 def calls(*wanted: tuple[str, dict[str, Any]]) -> list[CallToolResult]:
@@ -125,11 +123,8 @@ def test_a_series_without_returns_is_refused(prices: list[float]) -> None:
     assert call("python", "analyze_financial_data", prices=prices).is_error
 
 
-@pytest.mark.parametrize(
-    "server", [*builtin_servers(["python"]), served_builtin("python", "--limited", isolation="episode")]
-)
-async def test_every_episode_of_a_pool_has_its_own_results(server: ServerConfig) -> None:
-    async with ToolPool([server]) as pool:
+async def test_every_episode_of_a_pool_has_its_own_results() -> None:
+    async with ToolPool(builtin_servers(["python"])) as pool:
         assert list(pool.tools) == [
             "execute_python",
             "process_mcp_data",
