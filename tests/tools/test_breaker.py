@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from mcpagent.tools.metrics import ServerMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import StdioServer
 from tests.tools.support import call
-from tests.tools.wild import SCRIPTS
+from tests.tools.wild import script_server
 
 
 class _Clock:
@@ -117,12 +116,7 @@ async def _call(pool: ToolPool, tool: str) -> ToolResult:
 
 
 def _server(folder: Path) -> StdioServer:
-    return StdioServer(
-        name="crasher",
-        command=sys.executable,
-        args=(str(SCRIPTS / "crasher.py"),),
-        env={"FOLDER": str(folder)},
-    )
+    return script_server("crasher.py", FOLDER=str(folder))
 
 
 def _metrics(pool: ToolPool) -> ServerMetrics:
@@ -140,6 +134,7 @@ async def test_a_crash_loop_opens_the_breaker_and_a_recovered_server_closes_it(t
         refused = await asyncio.gather(*(_call(pool, "look") for _ in range(100)))
         assert {result.failure for result in refused} == {FailureKind.CRASHED}
         assert all("5 times in a row" in r.content and "next try is in" in r.content for r in refused)
+        assert all("it ended by itself with exit code 3" in result.content for result in refused)
         assert all(result.latency_s == 0.0 for result in refused)
         assert (tmp_path / "starts").read_text() == starts  # no process was started for them
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 from typing import Any
 
@@ -14,15 +13,9 @@ from mcpagent.core.hidden_text import over_schema_texts, without_hidden
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import StdioServer
-from tests.tools.wild import SCRIPTS
+from tests.tools.wild import script_server
 
-LISTER = str(SCRIPTS / "lister.py")
 GOOD = {"name": "good", "inputSchema": {"type": "object"}}
-
-
-def _server(pages: str) -> StdioServer:
-    return StdioServer(name="lister", command=sys.executable, args=(LISTER, pages))
 
 
 def _start(*pages: Any) -> tuple[dict[str, ToolSpec], list[str]]:
@@ -30,7 +23,7 @@ def _start(*pages: Any) -> tuple[dict[str, ToolSpec], list[str]]:
     notes: list[str] = []
 
     async def run(file: str) -> dict[str, ToolSpec]:
-        pool = ToolPool([_server(f"@{file}")], on_note=notes.append)
+        pool = ToolPool([script_server("lister.py", f"@{file}")], on_note=notes.append)
         async with pool, pool.session() as session:
             for name in [name for name, spec in pool.tools.items() if spec.output_schema is None]:
                 assert (await session.call(ToolCall(id="1", tool=name, arguments={}))).content == name
@@ -190,5 +183,5 @@ def test_what_is_within_the_limits_stays_as_it_is() -> None:
 
 async def test_a_list_without_end_is_refused_past_a_total_size() -> None:
     with pytest.raises(UserError, match="its tool list has more than 33,554,432 characters"):
-        async with ToolPool([_server("4000000")]):
+        async with ToolPool([script_server("lister.py", "4000000")]):
             pass

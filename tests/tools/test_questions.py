@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 
 from mcpagent.core.tools import ToolResult
 from mcpagent.tools.pool import ToolPool
-from mcpagent.tools.servers_config import StdioServer
 from tests.tools.support import call
-from tests.tools.wild import SCRIPTS
+from tests.tools.wild import script_server
 
 
-def _asked(script: str, tool: str, *flags: str) -> ToolResult:
-    server = StdioServer(name="curious", command=sys.executable, args=(*flags, str(SCRIPTS / script)))
-
+def _asked(script: str, tool: str) -> ToolResult:
     async def run() -> ToolResult:
-        async with ToolPool([server]) as pool, pool.session() as session:
+        async with ToolPool([script_server(script, name="curious")]) as pool, pool.session() as session:
             return await call(session, tool, server="curious", title="Emma")
 
     return asyncio.run(run())
@@ -31,4 +27,4 @@ def test_what_a_server_asks_is_refused_in_words_for_the_model() -> None:
 
 def test_requests_of_an_older_server_are_refused_too() -> None:
     for tool in ("delete", "rhyme"):
-        assert "not supported" in json.loads(_asked("older_curious.py", tool, "-S").content)["refused"]
+        assert "not supported" in json.loads(_asked("older_curious.py", tool).content)["refused"]

@@ -138,19 +138,6 @@ async def test_300_calls_over_http_through_2_kills_all_have_an_outcome_and_repea
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_stopped_server_is_replaced_after_a_timeout_of_any_size(tmp_path: Path) -> None:
-    place = _Place(tmp_path)
-    async with ToolPool([place.server], ToolsConfig(timeout_s=2.0)) as pool:
-        os.kill(place.pids[0], signal.SIGSTOP)
-        stuck = await _one(pool, "look", key="a")  # fits into the pipe, so writing it proves nothing
-        assert stuck.failure is FailureKind.TIMEOUT
-        # Not safe to repeat, so it succeeds only because it was not sent to the stopped process.
-        assert (await _one(pool, "add", key="b")).content == "b"
-        assert pool.metrics().servers[0].restarts == 1
-    _assert_nothing_is_left(place)
-    assert place.effects == {"add b": 1}
-
-
 def test_a_trainer_that_keeps_the_interpreter_to_itself_for_3_seconds_loses_no_call(tmp_path: Path) -> None:
     place = _Place(tmp_path)
     pool = ToolPool([place.server], ToolsConfig(timeout_s=1.0))

@@ -21,10 +21,18 @@ DAEMONS: tuple[tuple[str, ...], ...] = (("orphan",), ("deaf", "orphan"), ("deaf"
 _BOUND_S = 30.0
 
 
-def stdio_poison(*flags: str) -> StdioServer:
+def script_server(script: str, *arguments: str, name: str = "", **env: str) -> StdioServer:
+    """A script of this folder over stdio, called as the script is unless it is given a name."""
     return StdioServer(
-        name="poison", command=sys.executable, args=(str(SCRIPTS / "poison.py"), "stdio", *flags)
+        name=name or Path(script).stem,
+        command=sys.executable,
+        args=(str(SCRIPTS / script), *arguments),
+        env=env,
     )
+
+
+def stdio_poison(*flags: str) -> StdioServer:
+    return script_server("poison.py", "stdio", *flags)
 
 
 @contextmanager
@@ -48,9 +56,7 @@ def http_poison(*flags: str) -> Iterator[HttpServer]:
 def stubborn(folder: Path, *traits: str) -> StdioServer:
     """A server with these traits, which writes the ids of its processes into `folder`."""
     name = "-".join(traits) or "plain"
-    return StdioServer(
-        name=name, command=sys.executable, args=(str(SCRIPTS / "stubborn.py"), str(folder / name), *traits)
-    )
+    return script_server("stubborn.py", str(folder / name), *traits, name=name)
 
 
 def family(folder: Path, *traits: str) -> set[int]:

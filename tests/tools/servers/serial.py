@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 
-from mcp.server import MCPServer
-
-SERVER = MCPServer("serial", log_level="ERROR")
+from plain import PlainTool, serve
 
 
-@SERVER.tool()
-async def work() -> str:
+def work() -> str:
     """Take 50 ms."""
     time.sleep(0.05)  # it blocks, as many servers do
     return "done"
 
 
 if __name__ == "__main__":
-    SERVER.run()
+    serve([PlainTool("work", work)])

@@ -1,7 +1,7 @@
 """The SDK's own server over streamable HTTP: `python web.py`, which prints its port.
 
-`python web.py PORT` takes the port of one that has just gone, and `python web.py PORT other` has one tool
-more. `where` has an argument that the protocol of 2026-07-28 wants repeated in a header.
+`python web.py PORT` takes the port of one that has just gone. `where` has an argument that the protocol of
+2026-07-28 wants repeated in a header.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ async def where(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": 
     return f"in {region}"
 
 
-async def new(text: str) -> str:
-    return text
-
-
 if __name__ == "__main__":
-    if "other" in sys.argv:
-        server.add_tool(new)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 0))

@@ -146,17 +146,6 @@ async def test_a_server_that_exits_at_once_is_said_with_its_exit_code_and_last_w
     assert "\x1b" not in error.value.message
 
 
-async def test_a_server_that_dies_later_is_refused_with_its_exit_code() -> None:
-    with wayward("stdio") as server:
-        async with ToolPool([server], ToolsConfig(retry=0)) as pool:
-            for _ in range(5):  # in a row, and the breaker is open
-                async with pool.session() as session:
-                    await call(session, "misbehave", server="wayward", kind="exit", code=7)
-            async with pool.session() as session:
-                outcome = (await call(session, "echo", server="wayward", text="x")).content
-        assert "it ended by itself with exit code 7" in outcome
-
-
 def test_unasked_traffic_is_counted_by_messages_and_bytes_over_time() -> None:
     now_s = 0.0
     traffic = UnaskedTraffic(clock=lambda: now_s)

@@ -44,6 +44,8 @@ STATUS_CODES = {
     503: NOT_SENT,
 }
 
+WAYS: tuple[Isolation, ...] = ("shared", "episode")
+
 
 @contextmanager
 def _web(*arguments: str) -> Iterator[HttpServer]:
@@ -247,65 +249,56 @@ def _port(server: HttpServer) -> str:
     return server.url.removesuffix("/mcp").rpartition(":")[2]
 
 
-@pytest.mark.parametrize("isolation", ["shared", "episode"])
-async def test_calls_wait_for_a_server_that_somebody_restarts(isolation: Isolation) -> None:
+def _both_ways(server: HttpServer) -> list[HttpServer]:
+    """Shared by all episodes, and with a connection for each."""
+    return [replace(server, name=isolation, isolation=isolation) for isolation in WAYS]
+
+
+async def test_calls_wait_for_a_server_that_somebody_restarts() -> None:
     async with AsyncExitStack() as stack:
         with _web() as server:
-            pool = await stack.enter_async_context(ToolPool([replace(server, isolation=isolation)]))
+            pool = await stack.enter_async_context(ToolPool(_both_ways(server)))
             session = await stack.enter_async_context(pool.session())
-            assert (await call(session, "echo", server="web", text="before")).content == "before"
+            for way in WAYS:
+                assert (await call(session, "echo", server=way, text="before")).content == "before"
+        newcomer = await stack.enter_async_context(pool.session())
         # `echo` may not be repeated: these are answered because none was ever sent.
-        early = [asyncio.create_task(call(session, "echo", server="web", text=str(i))) for i in range(20)]
-        async with pool.session() as newcomer:
-            early.append(asyncio.create_task(call(newcomer, "echo", server="web", text="20")))
-            await asyncio.sleep(BACKOFF_FIRST_S * 2 ** (FAILURES_TO_OPEN - 1))  # enough to open a breaker
-            assert not any(task.done() for task in early)
-            assert pool.metrics().servers[0].breaker is BreakerState.CLOSED
-            with _web(_port(server)):
-                answers = await asyncio.gather(*early)
-                assert [answer.content for answer in answers] == [str(i) for i in range(21)]
+        early = [
+            asyncio.create_task(call(caller, "echo", server=way, text=way))
+            for way in WAYS
+            for caller in (*[session] * 20, newcomer)
+        ]
+        await asyncio.sleep(BACKOFF_FIRST_S * 2 ** (FAILURES_TO_OPEN - 1))  # enough to open a breaker
+        assert not any(task.done() for task in early)
+        assert {server.breaker for server in pool.metrics().servers} == {BreakerState.CLOSED}
+        with _web(_port(server)):
+            answers = await asyncio.gather(*early)
+            assert [answer.content for answer in answers] == [way for way in WAYS for _ in range(21)]
 
 
-@pytest.mark.parametrize("isolation", ["shared", "episode"])
-async def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts(
-    isolation: Isolation,
-) -> None:
-    limits = {"poison": ServerSection(start_timeout_s=2.0)}
+async def test_a_server_that_stays_away_is_waited_for_as_long_as_one_that_starts() -> None:
+    limits = {way: ServerSection(start_timeout_s=2.0) for way in WAYS}
     async with AsyncExitStack() as stack:
         with http_poison() as server:
             pool = await stack.enter_async_context(
-                ToolPool([replace(server, isolation=isolation)], ToolsConfig(per_server=limits))
+                ToolPool(_both_ways(server), ToolsConfig(per_server=limits))
             )
         session = await stack.enter_async_context(pool.session())
         lost = await asyncio.gather(
-            *(call(session, "echo", server="poison", text="anyone?") for _ in range(20))
+            *(call(session, "echo", server=way, text="anyone?") for way in WAYS for _ in range(20))
         )
         assert {result.failure for result in lost} == {FailureKind.CRASHED}  # never sent: no secret
         assert all("cannot connect" in result.content for result in lost)
-        while pool.metrics().servers[0].breaker is BreakerState.CLOSED:
+        while BreakerState.CLOSED in {server.breaker for server in pool.metrics().servers}:
             await asyncio.sleep(0.05)
-        refused = await call(session, "echo", server="poison", text="anyone?")  # from now on nobody waits
-        assert (refused.failure, refused.latency_s) == (FailureKind.CRASHED, 0.0)
-        assert "the next try is in" in refused.content
+        for way in WAYS:
+            refused = await call(session, "echo", server=way, text="anyone?")  # from now on nobody waits
+            assert (refused.failure, refused.latency_s) == (FailureKind.CRASHED, 0.0)
+            assert "the next try is in" in refused.content
 
 
-async def test_a_server_that_is_back_with_other_tools_is_refused_where_that_is_asked_for() -> None:
-    async with AsyncExitStack() as stack:
-        with _web() as server:
-            config = ToolsConfig(on_catalog_change="refuse")
-            pool = await stack.enter_async_context(ToolPool([server], config))
-            session = await stack.enter_async_context(pool.session())
-        waiting = asyncio.create_task(call(session, "echo", server="web", text="anyone?"))
-        while pool.metrics().servers[0].next_try_s == 0:
-            await asyncio.sleep(0.01)
-        with _web(_port(server), "other"):
-            refused = await waiting
-        assert refused.failure is FailureKind.CRASHED
-        assert "came back with other tools" in refused.content
-
-
-@pytest.mark.parametrize("isolation", ["shared", "episode"])
-async def test_an_argument_that_the_protocol_wants_in_a_header_gets_there(isolation: Isolation) -> None:
+async def test_an_argument_that_the_protocol_wants_in_a_header_gets_there() -> None:
     with _web() as server:
-        async with ToolPool([replace(server, isolation=isolation)]) as pool, pool.session() as session:
-            assert (await call(session, "where", server="web", region="eu")).content == "in eu"
+        async with ToolPool(_both_ways(server)) as pool, pool.session() as session:
+            for way in WAYS:
+                assert (await call(session, "where", server=way, region="eu")).content == "in eu"
