@@ -154,7 +154,7 @@ def test_a_429_holds_back_the_other_requests_too() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_failure_that_may_pass_is_tried_again_and_then_has_a_reason(answer: Answer, reason: str) -> None:
-    patience = {"timeout_s": 2.0} if answer.hangs else {}  # what answers may take its time to
+    patience = {"timeout_s": 0.5} if answer.hangs else {}  # what answers may take its time to
     failure, running, _ = use(lambda _: answer, failing, attempts=2, **patience)
     assert failure.reason == reason
     assert [r.key for r in running.received] == ["q", "q"]

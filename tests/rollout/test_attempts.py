@@ -150,7 +150,7 @@ def test_sampled_logprobs_are_those_that_training_computes(renderer: Renderer) -
         HFPolicy(model, decode=renderer.decode, stop_ids=renderer.stop_ids, max_context=1024)
     ) as policy:
         # A stop token is likely enough within 60 tokens of random text, and a cut turn ends the episode.
-        trajectories = play(policy, renderer, MANY_TURNS, times=24, sampling=Sampling(max_new_tokens=400))
+        trajectories = play(policy, renderer, MANY_TURNS, times=8, sampling=Sampling(max_new_tokens=400))
     assert max(len(t.turns) for t in trajectories) > 1
     for trajectory in trajectories:
         sample = sample_from_trajectory(trajectory)

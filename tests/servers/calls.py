@@ -12,7 +12,7 @@ from typing import Any
 
 from mcp import Client
 from mcp.server import MCPServer
-from mcp.types import CallToolResult, TextContent
+from mcp.types import CallToolResult, TextContent, Tool
 
 from mcpagent.core.tools import NONCE_META_KEY
 from mcpagent.servers.embedded import build
@@ -91,6 +91,15 @@ def with_client(server: MCPServer[Any], work: Callable[[Client], Awaitable[Any]]
             return await work(client)
 
     return asyncio.run(main())
+
+
+def tools_of(server: MCPServer[Any]) -> dict[str, Tool]:
+    """What it lists, by name."""
+
+    async def listed(client: Client) -> dict[str, Tool]:
+        return {tool.name: tool for tool in (await client.list_tools()).tools}
+
+    return with_client(server, listed)
 
 
 def call(server: str, tool: str, /, **arguments: Any) -> CallToolResult:

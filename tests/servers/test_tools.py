@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from mcp import Client
-from mcp.types import Tool
 
 from mcpagent.core.tools import NONCE_META_KEY
 from mcpagent.errors import UserError
@@ -18,7 +17,7 @@ from mcpagent.servers.embedded import build
 from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.servers.registry import build_server
 from mcpagent.servers.tavily import EmbeddedTavily
-from tests.servers.calls import CHANNEL, COMPANY, GOOD_CALLS, call, text_of, with_client
+from tests.servers.calls import CHANNEL, COMPANY, GOOD_CALLS, call, text_of, tools_of
 
 # What small models were trained on: a change makes every dataset and checkpoint stale. Add tools instead.
 FIELDS = {
@@ -73,13 +72,6 @@ WRITING = {"send_slack_message", "add_slack_reaction", "store_execution_result"}
 REPLACING = {"store_execution_result"}
 
 
-def list_tools(server: str, *, limited: bool = False) -> dict[str, Tool]:
-    async def listed(client: Client) -> dict[str, Tool]:
-        return {tool.name: tool for tool in (await client.list_tools()).tools}
-
-    return with_client(build_server(server, limited=limited), listed)
-
-
 def shape(value: object) -> str:
     """`{"a": 1, "b": [{"c": 2}]}` as "a b[c]"."""
     assert isinstance(value, dict)
@@ -105,14 +97,14 @@ async def test_every_tool_answers_with_structured_content_that_fits_its_advertis
 
 @pytest.mark.parametrize("server", BUILTIN_NAMES)
 def test_the_limited_set_is_a_subset_with_the_same_schemas(server: str) -> None:
-    limited, full = list_tools(server, limited=True), list_tools(server)
+    limited, full = tools_of(build_server(server, limited=True)), tools_of(build_server(server))
     assert list(limited) == LIMITED[server].split()
     assert all(full[name] == tool for name, tool in limited.items())
 
 
 @pytest.mark.parametrize("server", BUILTIN_NAMES)
 def test_tools_are_described_in_one_short_sentence_and_annotated_honestly(server: str) -> None:
-    for name, tool in list_tools(server).items():
+    for name, tool in tools_of(build_server(server)).items():
         assert tool.description and tool.description.count(".") == 1 and len(tool.description) <= 60
         assert tool.annotations is not None
         assert tool.annotations.read_only_hint is (name not in WRITING)

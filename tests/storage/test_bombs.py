@@ -99,5 +99,5 @@ def test_spaces_around_an_array_cost_time_in_proportion(tmp_path: Path, place: s
         path.write_bytes(parts[place] % (b" \n" * (mib * _MIB // 2)))
         return path
 
-    few, many = _cpu_s(spaced(6)), _cpu_s(spaced(60))
+    few, many = _cpu_s(spaced(3)), _cpu_s(spaced(30))
     assert many < 40 * max(few, 0.005)

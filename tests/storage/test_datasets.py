@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import tracemalloc
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def test_a_familiar_record_loads_unchanged() -> None:
     assert task_record(task) == json.loads(FAMILIAR.read_text())[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.json.zst"])
 @given(st.lists(objects, max_size=5))
 def test_records_survive_every_form(
     tmp_path_factory: pytest.TempPathFactory, name: str, written: list[dict[str, Any]]
@@ -99,14 +100,11 @@ def test_any_record_is_reached_at_random(tmp_path: Path, name: str) -> None:
         assert [task.id for task in share] == ["t1", "t151", "t301", "t451"]
 
 
-def test_a_task_file_takes_the_first_tasks_and_hashes_the_whole_file(tmp_path: Path) -> None:
+def test_the_first_tasks_of_a_file_have_the_hash_of_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("abc\n")  # sha256("abc\n"), from `printf 'abc\n' | sha256sum`
-    expected = "edeaaff3f1774ad2888673770c6d64097e391bc362d7d6fb34982ddf0efd18cb"
-    write_jsonl(tmp_path / "b.jsonl", records(9))
-    with TaskFile(tmp_path / "b.jsonl", max_tasks=4) as few, TaskFile(tmp_path / "b.jsonl") as whole:
-        assert len(few) == 4
-        assert few.sha256 == whole.sha256 != expected
+    write_jsonl(path, records(9))
+    with TaskFile(path, max_tasks=4) as few:
+        assert few.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("separator", ["\n", "\r\n", "\n\n", "\n   \n"])
@@ -174,6 +172,12 @@ GOOD, OTHER = json.dumps(record(1)), json.dumps(record(2))
         ("a.jsonl", '{"a":' + "[" * 100_000, 1, "the value is nested too deeply"),
         ("a.jsonl", f"{GOOD}\n" + json.dumps(record(2, max_turns=0)), 2, "ground_truth.max_turns is 0, but"),
         ("a.jsonl", json.dumps({**record(1), "prompt": []}), 1, "prompt has roles []"),
+        (
+            "a.jsonl",
+            json.dumps({**record(1), "prompt": [{"role": r, "content": "c"} for r in ("user", "assistant")]}),
+            1,
+            "prompt has roles ['user', 'assistant'], but it must be one ",
+        ),
         ("a.jsonl", '{"prompt": [{"role": "user", "content": "a"}]}', 1, "reward_spec is missing"),
     ],
 )
@@ -184,14 +188,6 @@ def test_a_broken_dataset_is_reported_with_its_line(
     path.write_text(text)
     message = error_of(path)
     assert message.startswith(f"{path}:{line}: ") and reason in message
-
-
-def test_a_prompt_with_more_than_system_and_user_is_refused(tmp_path: Path) -> None:
-    prompt = [{"role": r, "content": "c"} for r in ("system", "user", "assistant", "user")]
-    path = tmp_path / "a.jsonl"
-    write_jsonl(path, [record(0), {**record(1), "prompt": prompt}])
-    expected = f"{path}:2: prompt has roles ['system', 'user', 'assistant', 'user'], but it must be one "
-    assert error_of(path).startswith(expected)
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.jsonl", ""), ("a.jsonl", " \n"), ("a.json", "[ ]\n")])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mcpagent.errors import RunError, UserError
-from mcpagent.storage.atomic import atomic_dir, atomic_file
+from mcpagent.storage.atomic import atomic_dir
 from mcpagent.storage.run_folder import RunFolder
 
 
@@ -142,12 +141,3 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
         with atomic_dir(tmp_path / "c") as folder:
             (folder / f"{text}.txt").write_text(text)
     assert names(tmp_path) == ["c"] and names(tmp_path / "c") == ["new.txt"]
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "a.json"
-    with atomic_file(path) as temporary:
-        temporary.write_text("1")
-    with pytest.raises(ZeroDivisionError), atomic_file(path) as temporary:
-        temporary.write_text(str(1 / 0))
-    assert names(path.parent) == ["a.json"] and json.loads(path.read_text()) == 1

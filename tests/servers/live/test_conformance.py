@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from mcp import Client
-from mcp.types import CallToolResult, Tool
+from mcp.types import CallToolResult
 
 from mcpagent.servers.names import UpstreamKind
 from mcpagent.servers.registry import build_server
-from tests.servers.calls import text_of, with_client
+from tests.servers.calls import text_of, tools_of, with_client
 from tests.servers.live.service import Asked, ReplayService, Reply, shape
 from tests.servers.live.world import live_call, skip_unless_real
 from tests.servers.test_tools import FIELDS
@@ -295,7 +295,9 @@ def test_a_tool_asks_as_documented_and_curates_the_documented_answer(
 def test_live_and_embedded_tools_have_the_same_schemas_and_differ_in_the_open_world_alone(
     server: str, replay: ReplayService
 ) -> None:
-    live, embedded = listed(server, UpstreamKind.LIVE), listed(server, UpstreamKind.EMBEDDED)
+    live, embedded = [
+        tools_of(build_server(server, upstream=kind)) for kind in (UpstreamKind.LIVE, UpstreamKind.EMBEDDED)
+    ]
     assert list(live) == list(embedded) == list(CASES[server])
     for name, tool in live.items():
         assert tool.annotations and tool.annotations.open_world_hint is True
@@ -415,10 +417,3 @@ def content(result: CallToolResult) -> dict[str, Any]:
     assert not result.is_error, text_of(result)
     assert isinstance(result.structured_content, dict)
     return result.structured_content
-
-
-def listed(server: str, upstream: UpstreamKind) -> dict[str, Tool]:
-    async def work(client: Client) -> dict[str, Tool]:
-        return {tool.name: tool for tool in (await client.list_tools()).tools}
-
-    return with_client(build_server(server, upstream=upstream), work)
