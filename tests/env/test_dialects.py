@@ -136,27 +136,6 @@ def test_a_turn_of_messages_is_read_as_it_is_written(tool_format: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool_format", "text", "reason"),
-    [
-        ("gemma4", "<|tool_call>call:quote{days:five}<tool_call|>", "a number, true"),
-        ("gemma4", '<|tool_call>call:quote{ticker:<|"|>A}<tool_call|>', "never ends"),
-        ("gemma4", "<|tool_call>call:quote{days:5}", "never closed"),
-        ("gemma4", "<|tool_call>call:quote{days:5,days:6}<tool_call|>", "given twice"),
-        ("pythonic", "<|tool_call_start|>[quote(days=5]<|tool_call_end|>", "expected ,"),
-        ("pythonic", "<|tool_call_start|>[]<|tool_call_end|>", "empty"),
-        ("pythonic", "<|tool_call_start|>[quote(5)]<|tool_call_end|>", "expected key=value"),
-        ("harmony", " to=functions.quote<|channel|>commentary<|message|>{", "JSON"),
-        ("harmony", " to=functions.quote<|channel|>commentary<|message|>{} and", "text after the JSON"),
-        ("atem", " to=quote<|message|>five", "expected <atem:function_calls>"),
-    ],
-)
-def test_a_broken_call_of_a_family_says_what_is_wrong(tool_format: str, text: str, reason: str) -> None:
-    parsed = read(text, tool_format)
-    assert parsed.calls == ()
-    assert [reason in failure.reason for failure in parsed.failures] == [True], parsed.failures
-
-
-@pytest.mark.parametrize(
     ("text", "value"),
     [
         (r"quote(ticker='it\'s')", "it's"),
@@ -272,6 +251,16 @@ def test_a_bare_value_may_hold_line_breaks_and_tags(tool_format: str) -> None:
         ("mistral", '[TOOL_CALLS] ["q"]', "expected [{"),
         ("mistral", "[TOOL_CALLS]q[ARGS]{", "invalid JSON"),
         ("mistral", "q[ARGS]{}", "without an opening tag"),
+        ("gemma4", "<|tool_call>call:quote{days:five}<tool_call|>", "a number, true"),
+        ("gemma4", '<|tool_call>call:quote{ticker:<|"|>A}<tool_call|>', "never ends"),
+        ("gemma4", "<|tool_call>call:quote{days:5}", "never closed"),
+        ("gemma4", "<|tool_call>call:quote{days:5,days:6}<tool_call|>", "given twice"),
+        ("pythonic", "<|tool_call_start|>[quote(days=5]<|tool_call_end|>", "expected ,"),
+        ("pythonic", "<|tool_call_start|>[]<|tool_call_end|>", "empty"),
+        ("pythonic", "<|tool_call_start|>[quote(5)]<|tool_call_end|>", "expected key=value"),
+        ("harmony", " to=functions.quote<|channel|>commentary<|message|>{", "JSON"),
+        ("harmony", " to=functions.quote<|channel|>commentary<|message|>{} and", "text after the JSON"),
+        ("atem", " to=quote<|message|>five", "expected <atem:function_calls>"),
     ],
 )
 def test_a_broken_call_is_one_failure_with_its_reason(tool_format: str, text: str, says: str) -> None:

@@ -24,7 +24,6 @@ from tests.env.world import (
     make_task,
     scratch_pool,
     with_builtin_servers,
-    with_builtins,
 )
 
 
@@ -155,21 +154,20 @@ async def test_a_tool_that_a_later_user_turn_brings_is_offered_from_then_on(pool
     assert terms["coverage"] == 1.0
 
 
-def test_a_tool_now_or_to_come_that_no_server_has_is_the_users_to_fix_before_anything_is_played() -> None:
+@with_builtin_servers
+async def test_a_tool_now_or_to_come_that_no_server_has_is_the_users_to_fix_before_anything_is_played(
+    pool: ToolPool,
+) -> None:
     to_come = {
         "tools": [f"fmp.{QUOTE}"],
         "user_turns": ["And now?"],
         "tools_added": {"1": ["fmp.fmp_get_moon"]},
     }
-
-    async def play(pool: ToolPool) -> None:
-        for offered in ({"tools": ["fmp.fmp_get_moon"]}, to_come):
-            episode = Episode(make_task(abstain=True, **offered), pool, episode_id="t#0")
-            with pytest.raises(UserError, match=r"fmp\.fmp_get_moon"):
-                await episode.start()
-            await episode.close()
-
-    with_builtins(play)
+    for offered in ({"tools": ["fmp.fmp_get_moon"]}, to_come):
+        episode = Episode(make_task(abstain=True, **offered), pool, episode_id="t#0")
+        with pytest.raises(UserError, match=r"fmp\.fmp_get_moon"):
+            await episode.start()
+        await episode.close()
 
 
 @with_builtin_servers
@@ -237,22 +235,19 @@ async def test_later_user_messages_are_delivered_one_by_one(pool: ToolPool) -> N
     await episode.close()
 
 
-def test_a_long_message_of_a_record_is_cut_with_a_mark_that_says_how_much() -> None:
+@with_builtin_servers
+async def test_a_long_message_of_a_record_is_cut_with_a_mark_that_says_how_much(pool: ToolPool) -> None:
     text = "".join(f"{number:04d}" for number in range(500))  # 2000 characters, no two places alike
-
-    async def play(pool: ToolPool) -> list[str]:
-        task = make_task(abstain=True, user_turns=[f"{text}!", "Short."])
-        long = task.model_copy(update={"prompt": (Message(role="user", content=f"{text}?"),)})
-        episode = Episode(long, pool, limits=EpisodeLimits(message_limit_chars=300), episode_id="t#0")
-        first = (await episode.start()).messages
-        second, third = [await episode.step("No.") for _ in range(2)]
-        assert [message["role"] for message in first] == ["user"]
-        assert second.observations[0]["content"] == second.user_message
-        return [first[0]["content"], second.user_message or "", third.user_message or ""]
-
-    first, second, third = with_builtins(play)
-    assert third == "Short."
-    for cut, whole in ((first, f"{text}?"), (second, f"{text}!")):
+    task = make_task(abstain=True, user_turns=[f"{text}!", "Short."])
+    long = task.model_copy(update={"prompt": (Message(role="user", content=f"{text}?"),)})
+    episode = Episode(long, pool, limits=EpisodeLimits(message_limit_chars=300), episode_id="t#0")
+    (first,) = (await episode.start()).messages
+    second, third = [await episode.step("No.") for _ in range(2)]
+    await episode.close()
+    assert first["role"] == "user"
+    assert second.observations[0]["content"] == second.user_message
+    assert third.user_message == "Short."
+    for cut, whole in ((first["content"], f"{text}?"), (second.user_message or "", f"{text}!")):
         head, mark, tail = cut.split("\n")
         assert len(cut) <= 300
         assert whole.startswith(head) and whole.endswith(tail) and min(len(head), len(tail)) > 100
@@ -301,85 +296,73 @@ async def test_every_limit_stops_the_episode_by_its_name(pool: ToolPool) -> None
         await episode.close()
 
 
-def test_read_only_calls_of_a_step_run_at_once() -> None:
-    async def play() -> None:
-        meeting = asyncio.Barrier(3)
+async def test_read_only_calls_of_a_step_run_at_once() -> None:
+    meeting = asyncio.Barrier(3)
 
-        async def meet(name: str) -> str:
-            """Answers only when two others are being called at the same time."""
-            await meeting.wait()
-            return name
+    async def meet(name: str) -> str:
+        """Answers only when two others are being called at the same time."""
+        await meeting.wait()
+        return name
 
-        async with scratch_pool((meet, READ_ONLY), timeout_s=20) as pool:
-            episode = await begun(pool)
-            out = await episode.step(call("meet", name="a") + call("meet", name="b") + call("meet", name="c"))
-            assert [o["content"].strip('"') for o in out.observations] == ["a", "b", "c"]
-            await episode.close()
-
-    asyncio.run(play())
+    async with scratch_pool((meet, READ_ONLY), timeout_s=20) as pool:
+        episode = await begun(pool)
+        out = await episode.step(call("meet", name="a") + call("meet", name="b") + call("meet", name="c"))
+        assert [o["content"].strip('"') for o in out.observations] == ["a", "b", "c"]
+        await episode.close()
 
 
-def test_writes_run_alone_and_in_order() -> None:
-    async def play() -> None:
-        log: list[str] = []
+async def test_writes_run_alone_and_in_order() -> None:
+    log: list[str] = []
 
-        async def write(name: str) -> str:
-            log.append(f"+{name}")
-            await asyncio.sleep(0)
-            log.append(f"-{name}")
-            return name
+    async def write(name: str) -> str:
+        log.append(f"+{name}")
+        await asyncio.sleep(0)
+        log.append(f"-{name}")
+        return name
 
-        async def read(name: str) -> str:
-            log.append(name)
-            return name
+    async def read(name: str) -> str:
+        log.append(name)
+        return name
 
-        async with scratch_pool((write, None), (read, READ_ONLY)) as pool:
-            episode = await begun(pool)
-            names = [("read", "r"), ("write", "a"), ("write", "b"), ("read", "s")]
-            await episode.step("".join(call(tool, name=name) for tool, name in names))
-            await episode.close()
-        assert log == ["r", "+a", "-a", "+b", "-b", "s"]
-
-    asyncio.run(play())
+    async with scratch_pool((write, None), (read, READ_ONLY)) as pool:
+        episode = await begun(pool)
+        names = [("read", "r"), ("write", "a"), ("write", "b"), ("read", "s")]
+        await episode.step("".join(call(tool, name=name) for tool, name in names))
+        await episode.close()
+    assert log == ["r", "+a", "-a", "+b", "-b", "s"]
 
 
-def test_a_server_that_hangs_ends_the_episode_unscored() -> None:
-    async def play() -> None:
-        async def hang() -> str:
-            await asyncio.Event().wait()
-            return "never"
+async def test_a_server_that_hangs_ends_the_episode_unscored() -> None:
+    async def hang() -> str:
+        await asyncio.Event().wait()
+        return "never"
 
-        async with scratch_pool((hang, READ_ONLY), timeout_s=0.05) as pool:
-            episode = await begun(pool, success={"must_call_tool": "hang"})
-            out = await episode.step(call("hang"))
-            assert out.stop_reason is StopReason.FAILED
-            assert out.tool_results[0].failure is FailureKind.TIMEOUT
-            assert "scratch.hang: timeout" in episode.errors[0]
-            assert total_reward(await episode.grade()) is None
-            await episode.close()
-
-    asyncio.run(play())
+    async with scratch_pool((hang, READ_ONLY), timeout_s=0.05) as pool:
+        episode = await begun(pool, success={"must_call_tool": "hang"})
+        out = await episode.step(call("hang"))
+        assert out.stop_reason is StopReason.FAILED
+        assert out.tool_results[0].failure is FailureKind.TIMEOUT
+        assert "scratch.hang: timeout" in episode.errors[0]
+        assert total_reward(await episode.grade()) is None
+        await episode.close()
 
 
-def test_the_deadline_of_an_episode_ends_a_call_in_flight() -> None:
-    async def play() -> None:
-        async def hang() -> str:
-            await asyncio.Event().wait()
-            return "never"
+async def test_the_deadline_of_an_episode_ends_a_call_in_flight() -> None:
+    async def hang() -> str:
+        await asyncio.Event().wait()
+        return "never"
 
-        async with scratch_pool((hang, READ_ONLY)) as pool:
-            episode = await begun(pool, limits=EpisodeLimits(timeout_s=0.05))
-            out = await episode.step(call("hang"))
-            assert out.stop_reason is StopReason.TIMEOUT
-            assert total_reward(await episode.grade()) is None
-            await episode.close()
+    async with scratch_pool((hang, READ_ONLY)) as pool:
+        episode = await begun(pool, limits=EpisodeLimits(timeout_s=0.05))
+        out = await episode.step(call("hang"))
+        assert out.stop_reason is StopReason.TIMEOUT
+        assert total_reward(await episode.grade()) is None
+        await episode.close()
 
-            late = await begun(pool, limits=EpisodeLimits(timeout_s=0.0))
-            assert (await late.step("The answer is 5.")).stop_reason is StopReason.TIMEOUT
-            assert late.final_answer is None
-            await late.close()
-
-    asyncio.run(play())
+        late = await begun(pool, limits=EpisodeLimits(timeout_s=0.0))
+        assert (await late.step("The answer is 5.")).stop_reason is StopReason.TIMEOUT
+        assert late.final_answer is None
+        await late.close()
 
 
 @with_builtin_servers
@@ -406,29 +389,19 @@ async def test_an_episode_is_single_use(pool: ToolPool) -> None:
         ({"messages[0].text": "hi"}, 2, 0.0),  # something else was posted, too
     ],
 )
-def test_a_state_check_compares_with_the_state_before_the_episode(
-    expect: dict[str, Any], posts: int, success: float
+@with_builtin_servers
+async def test_a_state_check_compares_with_the_state_before_the_episode(
+    pool: ToolPool, expect: dict[str, Any], posts: int, success: float
 ) -> None:
-    async def run(pool: ToolPool) -> dict[str, float | None]:
-        channel, _ = await any_channel(pool)
-        check = {
-            "call": {"tool": HISTORY, "arguments": {"channel_id": channel, "limit": 50}},
-            "expect": expect,
-        }
-        task = make_task(
-            tool_sequence=[
-                {"step": 1, "server": "slack", "tool": SEND, "params": {"channel": channel, "message": "hi"}}
-            ],
-            state={"slack": [{**check, "nothing_else_changed": "messages" not in expect}]},
-        )
-        episode = Episode(task, pool, episode_id="t#0")
-        await episode.start()
-        for text in ("bye", "hi")[2 - posts :]:
-            await episode.step(call(SEND, channel=channel, message=text))
-        await episode.step("Done.")
-        terms = await episode.grade()
-        assert len(episode.state_results) == 2
-        await episode.close()
-        return {term.name: term.value for term in terms}
-
-    assert with_builtins(run)["success"] == success
+    channel, _ = await any_channel(pool)
+    check = {"call": {"tool": HISTORY, "arguments": {"channel_id": channel, "limit": 50}}, "expect": expect}
+    step = {"step": 1, "server": "slack", "tool": SEND, "params": {"channel": channel, "message": "hi"}}
+    state = {"slack": [{**check, "nothing_else_changed": "messages" not in expect}]}
+    episode = await begun(pool, tool_sequence=[step], state=state)
+    for text in ("bye", "hi")[2 - posts :]:
+        await episode.step(call(SEND, channel=channel, message=text))
+    await episode.step("Done.")
+    terms = {term.name: term.value for term in await episode.grade()}
+    await episode.close()
+    assert len(episode.state_results) == 2
+    assert terms["success"] == success

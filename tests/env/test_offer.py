@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from typing import Any
@@ -12,7 +11,7 @@ from mcp.server import MCPServer
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import FailureKind, ToolSpec, chat_schema
-from mcpagent.core.trajectory import StopReason, Trajectory
+from mcpagent.core.trajectory import StopReason
 from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput
 from mcpagent.env.offer import Discovery, SearchableTools
 from mcpagent.env.parsing import DIALECT_OF
@@ -299,29 +298,24 @@ async def test_a_hard_limit_of_calls_counts_searches_too(pool: ToolPool) -> None
     await episode.close()
 
 
-def test_the_gold_plan_scores_whole_among_many_servers_alike() -> None:
+async def test_the_gold_plan_scores_whole_among_many_servers_alike() -> None:
     def keep(amount: int) -> dict[str, int]:
         """Keep an amount."""
         return {"kept": amount}
 
-    async def play() -> list[Trajectory]:
-        servers: list[InProcessServer] = []
-        for number in range(40):
-            server = MCPServer(f"box{number}")
-            server.add_tool(keep, annotations=READ_ONLY)
-            servers.append(InProcessServer(name=f"box{number}", server=server))
-        plan = [
-            {"step": n, "server": f"box{n * 9}", "tool": "keep", "params": {"amount": n}} for n in (1, 2, 3)
-        ]
-        task = make_task(tool_sequence=plan, final_answer={"type": "number", "value": "${step3.kept}"})
-        async with ToolPool(servers) as pool:
-            return await collect(
-                list(attempts([task], per_task=1, seed=0)),
-                policy=GoldPolicy([task]),
-                tools=pool,
-                settings=AgentSettings(sampling=Sampling(), discovery=Discovery()),
-            )
-
-    (trajectory,) = asyncio.run(play())
+    servers: list[InProcessServer] = []
+    for number in range(40):
+        server = MCPServer(f"box{number}")
+        server.add_tool(keep, annotations=READ_ONLY)
+        servers.append(InProcessServer(name=f"box{number}", server=server))
+    plan = [{"step": n, "server": f"box{n * 9}", "tool": "keep", "params": {"amount": n}} for n in (1, 2, 3)]
+    task = make_task(tool_sequence=plan, final_answer={"type": "number", "value": "${step3.kept}"})
+    async with ToolPool(servers) as pool:
+        (trajectory,) = await collect(
+            list(attempts([task], per_task=1, seed=0)),
+            policy=GoldPolicy([task]),
+            tools=pool,
+            settings=AgentSettings(sampling=Sampling(), discovery=Discovery()),
+        )
     assert trajectory.reward == 1.0 and trajectory.term("excess") == 0.0
     assert 3 <= len(trajectory.searches) <= 5

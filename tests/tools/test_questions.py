@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 from mcpagent.core.tools import ToolResult
@@ -11,20 +10,18 @@ from tests.tools.support import call
 from tests.tools.wild import script_server
 
 
-def _asked(script: str, tool: str) -> ToolResult:
-    async def run() -> ToolResult:
-        async with ToolPool([script_server(script, name="curious")]) as pool, pool.session() as session:
-            return await call(session, tool, server="curious", title="Emma")
-
-    return asyncio.run(run())
+async def _asked(script: str, tool: str) -> ToolResult:
+    async with ToolPool([script_server(script, name="curious")]) as pool, pool.session() as session:
+        return await call(session, tool, server="curious", title="Emma")
 
 
-def test_what_a_server_asks_is_refused_in_words_for_the_model() -> None:
-    result = _asked("curious.py", "delete")
+async def test_what_a_server_asks_is_refused_in_words_for_the_model() -> None:
+    result = await _asked("curious.py", "delete")
     assert result.is_error
     assert "did not declare the form elicitation capability" in result.content
 
 
-def test_requests_of_an_older_server_are_refused_too() -> None:
+async def test_requests_of_an_older_server_are_refused_too() -> None:
     for tool in ("delete", "rhyme"):
-        assert "not supported" in json.loads(_asked("older_curious.py", tool).content)["refused"]
+        result = await _asked("older_curious.py", tool)
+        assert "not supported" in json.loads(result.content)["refused"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -26,23 +25,22 @@ WITHHELD = {
 }
 
 
-def _environment_of(server: StdioServer) -> dict[str, str]:
-    async def run() -> dict[str, str]:
-        async with ToolPool([server]) as pool, pool.session() as session:
-            process = Path("/proc") / str((await call(session, "pid")).content) / "environ"
-            pairs = process.read_text().rstrip("\0").split("\0")
-            return dict(pair.split("=", 1) for pair in pairs)
-
-    return asyncio.run(run())
+async def _environment_of(server: StdioServer) -> dict[str, str]:
+    async with ToolPool([server]) as pool, pool.session() as session:
+        process = Path("/proc") / str((await call(session, "pid")).content) / "environ"
+        pairs = process.read_text().rstrip("\0").split("\0")
+        return dict(pair.split("=", 1) for pair in pairs)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads the environment from /proc")
-def test_a_server_gets_certificates_and_proxies_but_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_gets_certificates_and_proxies_but_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**PASSED, **WITHHELD}.items():
         monkeypatch.setenv(name, value)
-    seen = _environment_of(stdio_echo())
+    seen = await _environment_of(stdio_echo())
     assert {name: seen.get(name) for name in PASSED} == PASSED
     assert not WITHHELD.keys() & seen.keys()
     assert "s3cret" not in "".join(seen.values())
-    named = _environment_of(stdio_echo(env={"HTTPS_PROXY": WITHHELD["HTTPS_PROXY"], "NO_PROXY": "none"}))
+    named = await _environment_of(
+        stdio_echo(env={"HTTPS_PROXY": WITHHELD["HTTPS_PROXY"], "NO_PROXY": "none"})
+    )
     assert (named["HTTPS_PROXY"], named["NO_PROXY"]) == (WITHHELD["HTTPS_PROXY"], "none")
