@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from mcpagent.policy.scripted import call_text
 from mcpagent.rollout.collector import AgentSettings
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.episodes import load_for_dataset
-from mcpagent.storage.datasets import TaskFile, dataset_file
+from mcpagent.storage.datasets import TaskFile, split_files
 from mcpagent.tools.setup import Tools, open_tools
 
 
@@ -127,17 +127,6 @@ def open_host(
         config_files, overrides, data=data, split=None, note=on_note, for_training=False
     )
     with ExitStack() as stack:
-        splits = {name: stack.enter_context(TaskFile(path)) for name, path in _split_files(data).items()}
+        splits = {name: stack.enter_context(TaskFile(path)) for name, path in split_files(data).items()}
         tools = stack.enter_context(open_tools(config.tools, on_note=on_note))
         yield Host(tools, splits, agent_settings(config, max_context=None))
-
-
-def _split_files(data: Path) -> dict[str, Path]:
-    """Return the file of each split that a dataset folder holds. Raises UserError."""
-    if not data.is_dir():
-        return {"train": data}
-    files: dict[str, Path] = {}
-    for split in ("train", "validation", "heldout"):
-        with suppress(UserError):
-            files[split] = dataset_file(data, split)
-    return files or {"train": dataset_file(data, "train")}

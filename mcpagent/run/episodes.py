@@ -25,7 +25,7 @@ from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.run.judge import OpenedJudge, judge_note
 from mcpagent.run.policies import ReadyPolicy, at_once, open_agent, open_policy, refuse_policy
-from mcpagent.storage.datasets import DiskList, TaskFile, find_dataset
+from mcpagent.storage.datasets import DiskList, TaskFile, find_dataset, split_file
 from mcpagent.storage.packages import provenance
 from mcpagent.tools.contract import OnChange, PinnedTools
 from mcpagent.tools.servers_config import server_names
@@ -106,7 +106,6 @@ def _is_of_run(dataset: Path, config: TrainConfig) -> bool:
     return trained is not None and trained.resolve().parent == dataset.resolve().parent
 
 
-_HELD_OUT = ("heldout.jsonl", "heldout.json")  # with .gz and .zst after it
 _NAMED = 5  # tools or episodes named in one note
 
 
@@ -267,9 +266,7 @@ def measured_file(
     the training set, else the validation set; None, with a note, if there is neither. Raises UserError for a
     set that is named and not there."""
     train = find_dataset(config.data.train, split="train")
-    names = [name + suffix for name in _HELD_OUT for suffix in ("", ".gz", ".zst")]
-    path = next((train.parent / name for name in names if (train.parent / name).is_file()), None)
-    if path is not None:
+    if (path := split_file(train.parent, "heldout")) is not None:
         return path, "held-out"
     try:
         return find_dataset(config.data.validation, split="validation", beside=str(train)), "validation"

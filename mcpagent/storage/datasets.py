@@ -55,7 +55,7 @@ def find_dataset(
     if beside is not None:
         near = Path(beside)
         folders = (str(near if near.is_dir() else near.parent), *_DATA_FOLDERS)
-    dataset = next((path for folder in folders if (path := _in_folder(Path(folder), split))), None)
+    dataset = next((path for folder in folders if (path := split_file(Path(folder), split))), None)
     if dataset is not None:
         return dataset
     raise UserError(
@@ -80,7 +80,7 @@ def dataset_file(path: Path, *splits: str) -> Path:
     folder. Raises UserError."""
     if not path.is_dir():
         return path
-    dataset = next((file for split in splits if (file := _in_folder(path, split))), None)
+    dataset = next((file for split in splits if (file := split_file(path, split))), None)
     if dataset is None:
         raise UserError(
             f"the folder holds no dataset ({' or '.join(f'{split}.jsonl' for split in splits)})",
@@ -98,16 +98,17 @@ def spread(tasks: Sequence[Task], count: int | None) -> Sequence[Task]:
     return [tasks[i * len(tasks) // count] for i in range(count)]
 
 
-def split_files(path: Path) -> list[Path]:
-    """Return the files of every split that the folder `path` holds; `path` itself if it is not a folder.
-    Raises UserError."""
+def split_files(path: Path) -> dict[str, Path]:
+    """Return the file of each split that the folder `path` holds; `path` itself, as the split `train`, if it
+    is not a folder. Raises UserError."""
     if not path.is_dir():
-        return [path]
+        return {"train": path}
     dataset_file(path, *_SPLITS)
-    return [file for split in _SPLITS if (file := _in_folder(path, split))]
+    return {split: file for split in _SPLITS if (file := split_file(path, split))}
 
 
-def _in_folder(folder: Path, split: str) -> Path | None:
+def split_file(folder: Path, split: str) -> Path | None:
+    """Return the file of a split, or None."""
     return next((path for suffix in _SUFFIXES if (path := folder / (split + suffix)).is_file()), None)
 
 

@@ -15,11 +15,13 @@ from mcpagent.evaluate.report.figures import charts
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.report.run_data import AFTER, BEFORE, read_run
 from mcpagent.evaluate.report.verdicts import judge
+from mcpagent.run.episodes import measured_file
 from mcpagent.run.evaluate import evaluate_model
 from mcpagent.run.export import export
 from mcpagent.run.lifecycle import TrainOutcome, Watch
 from mcpagent.run.self_evaluation import open_measured
 from mcpagent.run.train import train
+from mcpagent.storage.datasets import dataset_file
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from tests.run.world import dataset, samples, short_run, three_splits, with_id
@@ -121,6 +123,16 @@ def test_evaluations_are_a_fifth_of_the_episodes_unless_it_is_said_how_many(
     with open_measured(config, n_tasks=1, on_note=lambda _: None) as measured:
         assert measured is not None and measured.tasks.path == heldout
         assert measured.count == tasks
+
+
+def test_of_two_files_of_held_out_tasks_a_run_takes_that_of_the_folder(
+    tmp_path: Path,
+) -> None:
+    train = dataset(tmp_path / "train.jsonl", samples(count=1))
+    for name in ("heldout.jsonl", "heldout.json"):
+        dataset(tmp_path / name, samples(count=2))
+    measured = measured_file(load_train_config([], [f"data.train={train}"]).config)
+    assert measured == (dataset_file(tmp_path, "heldout"), "held-out")
 
 
 def test_a_resumed_run_is_measured_on_the_tasks_that_it_began_with(
