@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import yaml
 from pydantic import Field
 
 from mcpagent.config.loader import load_train_config
@@ -294,8 +293,8 @@ def open_evidence(folder: Path, certificate: Certificate) -> Opened:
     run, trained_on = RunFolder(folder / "run"), folder / "run" / "trained_on.json"
     try:
         manifest, asked = run.manifest, json.loads(trained_on.read_text(encoding="utf-8"))
-        config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        config = run.settings
+    except (OSError, ValueError) as error:
         raise UserError(
             f"cannot be read: {error}", where=str(run.path), remedy="get the whole folder"
         ) from None

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import find_model, run_of
 
@@ -86,8 +84,7 @@ def trained_format(name: str) -> str | None:
         if probe is not None and probe.tool_format is not None:
             return probe.tool_format
         if checkpoint is not None and (run := run_of(checkpoint.path)) is not None:
-            settings = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
-            return settings.get("rollout", {}).get("tool_format")
+            return run.settings.get("rollout", {}).get("tool_format")
     return None
 
 

@@ -19,14 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-import yaml
-from pydantic import ValidationError
-
 from mcpagent.config.environment import resource_path
 from mcpagent.core.answer_line import written_answer
 from mcpagent.core.hidden_text import without_hidden, without_marks
 from mcpagent.core.placeholders import resolve_references
-from mcpagent.core.records import JsonObject, Record, describe
+from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tasks import GroundTruth, Task
 from mcpagent.core.trajectory import Judgement, JudgeVote, RewardTerm
 from mcpagent.core.values import is_json_object
@@ -36,6 +33,7 @@ from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest
 from mcpagent.reward.assignment import assign
 from mcpagent.reward.record import EpisodeRecord, user_messages
 from mcpagent.reward.rule import INVALID_COST, MAX_PENALTY, WEIGHTS, grade_by_rule
+from mcpagent.storage.yaml_file import read_yaml, validate_yaml
 
 JUDGE_TERM = "judge"
 JUDGE_WEIGHT = 0.2  # next to the rule's terms
@@ -88,18 +86,8 @@ class JudgePrompts:
     def load(cls, path: Path | None = None) -> JudgePrompts:
         """Return the prompts of `path`, or those of mcpagent. Raises UserError."""
         path = path or resource_path(PROMPTS_FILE)
-        try:
-            raw = path.read_bytes()
-            texts = JudgeTexts.model_validate(yaml.safe_load(raw))
-        except OSError as error:
-            raise UserError(f"cannot read the file: {error.strerror}", where=str(path)) from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"not valid YAML: {error}", where=str(path)) from None
-        except ValidationError as error:
-            told = "; ".join(describe(detail, root="the file") for detail in error.errors()[:3])
-            raise UserError(
-                told, where=str(path), remedy=f"begin with a copy of {resource_path(PROMPTS_FILE)}"
-            ) from None
+        remedy = f"begin with a copy of {resource_path(PROMPTS_FILE)}"
+        texts = validate_yaml(JudgeTexts, read_yaml(path), remedy=remedy)
         for name, blanks in _BLANKS.items():
             values = getattr(texts, name)
             for text in (values,) if isinstance(values, str) else values:
@@ -107,7 +95,7 @@ class JudgePrompts:
                     odd = sorted(filled ^ blanks)[0]
                     what = "is not filled by anything" if odd in filled else "is missing"
                     raise UserError(f"{{{{{odd}}}}} in {name} {what}", where=str(path))
-        return cls(texts, hashlib.sha256(raw).hexdigest())
+        return cls(texts, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def _training(checkpoint: Path, run: RunFolder, config: TrainConfig) -> str:
     shown = ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if name in versions)
     git = manifest.get("git")
     commit = "unknown" if not git else f"`{git['commit']}`{' with changes' if git['has_changes'] else ''}"
-    settings = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
+    settings = run.settings
     del settings["output_dir"], settings["tracking"]
     environment()  # what it names as a secret is one from here on
     safe = safe_config(_without_folders(settings))

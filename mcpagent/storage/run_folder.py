@@ -27,9 +27,11 @@ from mcpagent.storage.atomic import TEMPORARY_PREFIX, remove_leftovers, reported
 from mcpagent.storage.datasets import record_reader, record_writer, write_jsonl
 from mcpagent.storage.locks import LOCK_NAME
 from mcpagent.storage.packages import now, provenance
+from mcpagent.storage.yaml_file import read_yaml
 
 START_FOLDER = "start"  # the whole model that a run began with, if it had to be merged: `train.start`
 STATUS_NAME = "status.json"  # how the run stands: `storage.runs`
+_DAMAGED = "get the whole run folder again"
 _STEP_NAME = re.compile(r"step-([0-9]{6,})")
 
 
@@ -83,8 +85,20 @@ class RunFolder:
 
     @property
     def manifest(self) -> JsonObject:
-        """What the run was made with: versions, data, catalog, seeds."""
-        return json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+        """What the run was made with: versions, data, catalog, seeds. Raises UserError."""
+        path = self.path / "manifest.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"cannot be read: {error}", where=str(path), remedy=_DAMAGED) from None
+
+    @property
+    def settings(self) -> JsonObject:
+        """The configuration that the run was started with, as it is in its file. Raises UserError."""
+        settings = read_yaml(self.config_path).data
+        if not isinstance(settings, dict):
+            raise UserError("holds no settings", where=str(self.config_path), remedy=_DAMAGED)
+        return settings
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line; it is with the operating system before this returns, so a killed run keeps it.

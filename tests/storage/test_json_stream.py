@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,11 +12,14 @@ from random import Random
 
 import pytest
 
+from mcpagent.config.environment import resource_path
 from mcpagent.config.source import read_file
 from mcpagent.errors import UserError
+from mcpagent.reward.judge import PROMPTS_FILE, JudgePrompts
 from mcpagent.storage.datasets import read_tasks
+from mcpagent.storage.run_folder import RunFolder
+from mcpagent.storage.yaml_file import read_yaml
 from mcpagent.synth.dependent.spec import read_spec
-from mcpagent.synth.templates.template import read_yaml
 from mcpagent.tools.servers_config import load_servers
 from tests.run.world import TRAIN
 
@@ -68,6 +72,13 @@ _TOKENS = [
     *(b'"\\ud800"', b"0b", b"/*", b"//", b"'", b"&a ", b"*a", b"<<: *i\n", b"!!python/object:os.system "),
     *(b"- ", b"? ", b"\t", b"${", b"2020-13-45", b"\x85"),
 ]
+
+
+def _run_with(name: str, path: Path) -> RunFolder:
+    shutil.copyfile(path, path.with_name(name))
+    return RunFolder(path.parent)
+
+
 Reader = Callable[[Path], object]
 READERS: dict[str, tuple[Reader, bytes]] = {
     "records": (lambda path: list(read_tasks(path)), _RECORD + b"\n" + _RECORD),
@@ -76,6 +87,9 @@ READERS: dict[str, tuple[Reader, bytes]] = {
     "spec": (lambda path: list(read_spec(path)), _SPEC),
     "config": (read_file, _YAML),
     "templates": (read_yaml, _YAML),
+    "judge prompts": (JudgePrompts.load, resource_path(PROMPTS_FILE).read_bytes()),
+    "settings of a run": (lambda path: _run_with("config.yaml", path).settings, _YAML),
+    "manifest of a run": (lambda path: _run_with("manifest.json", path).manifest, _MCP_JSON),
 }
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from mcpagent.core.records import JsonObject, Metric, OpenRecord, describe
@@ -161,13 +160,10 @@ def read_object(path: Path) -> JsonObject:
 def read_config(run_dir: Path) -> tuple[str, JsonObject]:
     """Read the settings of a run as text and as what it means; nothing without the file. Raises
     UserError."""
-    path = run_dir / "config.yaml"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    try:
-        settings = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"not YAML: {error}", where=str(path), remedy=_BROKEN) from error
-    return text, settings if isinstance(settings, dict) else {}
+    run = RunFolder(run_dir)
+    if not run.config_path.exists():
+        return "", {}
+    return run.config_path.read_text(encoding="utf-8"), run.settings
 
 
 def read_evaluations(folder: Path) -> dict[str, EvalResult]:

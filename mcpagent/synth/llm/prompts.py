@@ -21,9 +21,9 @@ from mcpagent.core.tasks import Complexity
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.json_stream import read_records
+from mcpagent.storage.yaml_file import read_yaml, validate_yaml
 from mcpagent.synth.tasks.inspect import FamiliarComplexity
 from mcpagent.synth.tasks.run import CallCache
-from mcpagent.synth.templates.template import read_yaml, validate_yaml
 from mcpagent.tools.probes.arguments import harmless_arguments, known_values
 
 _ROUNDS = 3  # the second calls what the first one found values for
@@ -164,7 +164,7 @@ class Prompts:
 def load_prompts(path: Path) -> Prompts:
     """Raise UserError with file and line, also for a blank that nothing fills."""
     source = read_yaml(path)
-    texts = validate_yaml(PromptTexts, source, ())
+    texts = validate_yaml(PromptTexts, source)
     for place, blanks in _BLANKS.items():
         keys = tuple(place.split("."))
         text: object = texts

@@ -14,15 +14,15 @@ from functools import cached_property, reduce
 from hashlib import sha256
 from operator import or_
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from mcpagent.core.placeholders import PlaceholderError, references
-from mcpagent.core.records import JsonObject, Record, describe, reason
+from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tasks import AnswerCheck, Complexity, PlanCall, StateCall, StateCheck, Success, TaskLimits
 from mcpagent.errors import UserError
+from mcpagent.storage.yaml_file import YamlSource, read_yaml, validate_yaml
 
 TaskClass = Literal[
     "single",
@@ -44,78 +44,6 @@ class Derived(Record):
     def value(self, source: str) -> str:
         """Return the guess that `source` leads to."""
         return source[:4].upper()
-
-
-_M = TypeVar("_M", bound=BaseModel)
-Place = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class YamlSource:
-    """A parsed file: its data, and the syntax tree that knows the lines."""
-
-    path: Path
-    data: Any
-    root: yaml.Node | None
-
-    def line(self, place: Place) -> int:
-        """Line of the value at `place` (keys and indexes from the top); of its nearest parent if it is
-        absent."""
-        node, line = self.root, 1 if self.root is None else self.root.start_mark.line + 1
-        for part in place:
-            child = _child(node, part)
-            if child is None:
-                break
-            line, node = child
-        return line
-
-
-def read_yaml(path: Path) -> YamlSource:
-    """Raise UserError for a missing file and for broken YAML, with its line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        return YamlSource(path, yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
-    except OSError as error:
-        raise UserError(f"cannot read the file: {error.strerror}", where=str(path)) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"is not UTF-8 text (byte {error.start})", where=str(path)) from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"not valid YAML: {error.problem}", where=f"{path}:{line}") from None
-    except RecursionError:
-        raise UserError("the values are nested too deeply", where=str(path)) from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is not one
-        raise UserError(f"not valid YAML: {error}", where=str(path)) from None
-
-
-def validate_yaml(model: type[_M], source: YamlSource, place: Place = ()) -> _M:
-    """Return the value at `place` as a record. Raises one UserError that lists every problem with its
-    line."""
-    value = source.data
-    for part in place:
-        value = value[part]
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        problems = []
-        for item in error.errors():
-            text = describe(item) if item["loc"] else reason(item)
-            problems.append((source.line((*place, *item["loc"])), text))
-        problems.sort()
-        first_line, first = problems[0]
-        rest = [f"{source.path}:{line}: {text}" for line, text in problems[1:]]
-        raise UserError("\n".join([first, *rest]), where=f"{source.path}:{first_line}") from None
-
-
-def _child(node: yaml.Node | None, part: Any) -> tuple[int, yaml.Node] | None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if key.value == str(part):
-                return key.start_mark.line + 1, value
-    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-        item = node.value[part]
-        return item.start_mark.line + 1, item
-    return None
 
 
 POOLS_FILE = "pools.yaml"

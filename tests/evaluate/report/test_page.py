@@ -196,7 +196,7 @@ def test_a_broken_file_of_the_run_is_named_and_nothing_is_written(tmp_path: Path
     (run / name).write_text('{"metrics": [')
     with pytest.raises(UserError) as error:
         write_report(run)
-    assert (error.value.where or "").endswith(name)
+    assert (error.value.where or "").removesuffix(":1").endswith(name)  # YAML has a line
     assert not (run / "report.html").exists()
 
 
