@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Protocol, overload
 
 from mcpagent.config.sections import BudgetConfig
@@ -32,6 +31,7 @@ from mcpagent.train.batch.samples import TrainSample, sample_from_segments
 from mcpagent.train.budget import Meter, Spent, resident_mib
 from mcpagent.train.health import HealthMonitor, StepReport, calls_not_learned
 from mcpagent.train.learner.learner import Learner
+from mcpagent.train.objective.value import turn_starts
 from mcpagent.train.run_state import TaskOrder
 
 
@@ -279,8 +279,7 @@ def _begun(
     """Return, for each turn of the samples that begins with `opening`, how likely the model writes the least
     likely token of it: a call is begun no more often."""
     tokens = [t for s in samples for t, counts in zip(s.token_ids_T, s.loss_mask_T, strict=True) if counts]
-    starts = accumulate((n for s in samples for n in s.turn_tokens_K), initial=0)
-    spans = [(start, start + len(opening)) for start in starts]
+    spans = [(start, start + len(opening)) for start in turn_starts(samples)]
     return [math.exp(min(logprobs_N[a:b])) for a, b in spans if opening and tokens[a:b] == list(opening)]
 
 

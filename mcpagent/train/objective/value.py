@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from statistics import pvariance
 from typing import Any
 
@@ -99,13 +100,8 @@ def named_parameters(head: ValueHead | None) -> list[tuple[str, nn.Parameter]]:
 
 def turn_starts(samples: Sequence[TrainSample]) -> list[int]:
     """Return the place of each turn's first token among the N loss-bearing tokens of the samples."""
-    starts: list[int] = []
-    before = 0
-    for sample in samples:
-        for length in sample.turn_tokens_K:
-            starts.append(before)
-            before += length
-    return starts
+    lengths = [length for sample in samples for length in sample.turn_tokens_K]
+    return list(accumulate(lengths, initial=0))[:-1]
 
 
 def value_loss(
