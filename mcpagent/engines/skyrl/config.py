@@ -7,6 +7,7 @@ what mcpagent does inside SkyRL's process; a test goes through all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import yaml
@@ -78,14 +79,6 @@ IGNORED: dict[str, str] = {
     "api": "no model behind an API plays in a run on SkyRL",
     "sft": "it belongs to algorithm sft, which is refused",
 }
-
-
-def value_at(config: TrainConfig, key: str) -> Any:
-    """Return the value of a dotted key."""
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _settings(config: TrainConfig) -> JsonObject:
@@ -233,7 +226,8 @@ def _of_generator(config: TrainConfig) -> JsonObject:
 def _refused(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Settings that SkyRL cannot follow, each with the reason."""
     for key, (why, accepted) in REFUSED.items():
-        if value_at(config, key) not in (accepted or (value_at(TrainConfig(), key),)):
+        value_of = attrgetter(key)
+        if value_of(config) not in (accepted or (value_of(TrainConfig()),)):
             yield key, why
     dtype, grpo = config.model.dtype, config.grpo
     is_theirs = dtype == "float32" and config.training.mixed_precision == "bf16"
@@ -258,7 +252,7 @@ def _refused(config: TrainConfig) -> Iterator[tuple[str, str]]:
 
 def refusals(config: TrainConfig) -> list[str]:
     """Return what of the run SkyRL cannot do, each with the setting, its value and the reason."""
-    problems = [f"{key} is {_shown(value_at(config, key))}, but {why}" for key, why in _refused(config)]
+    problems = [f"{key} is {_shown(attrgetter(key)(config))}, but {why}" for key, why in _refused(config)]
     taken = _overrides(config).keys() & _settings(config).keys() if not problems else ()
     return problems + [
         f"skyrl.overrides names {name}, which settings of mcpagent decide" for name in sorted(taken)
@@ -286,7 +280,7 @@ def idle(config: TrainConfig) -> list[str]:
     return [
         f"{key} has no effect under SkyRL: {why}"
         for key, why in IGNORED.items()
-        if value_at(config, key) != value_at(default, key)
+        if attrgetter(key)(config) != attrgetter(key)(default)
     ]
 
 
