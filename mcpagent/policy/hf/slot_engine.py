@@ -35,7 +35,7 @@ _MAX_READ_ALONG = 1 / 4
 class SlotCache(Cache):
     """Keys and values by slot. `begin` names the rows and positions that the next forward pass writes."""
 
-    def __init__(self, *, slots: int, dtype: torch.dtype, longest: int | None = None) -> None:
+    def __init__(self, *, slots: int, dtype: torch.dtype, longest: int) -> None:
         super().__init__(layers=[])
         self.slots, self._longest = slots, longest  # a context is no longer: room beyond it is never used
         self._dtype = dtype
@@ -90,7 +90,7 @@ class SlotCache(Cache):
             self._height = min(self.slots, max(rows, int(_GROWTH * height)))
         if length > capacity:
             grown = capacity * (_GROWTH if capacity < _LONG else _LONG_GROWTH)
-            grown = min(grown, self._longest or grown)
+            grown = min(grown, self._longest)
             self._capacity = -(-int(max(length, grown)) // _STEP) * _STEP
         for buffers in (self._keys, self._values):
             for i, buffer in enumerate(buffers):
