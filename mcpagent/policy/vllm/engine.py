@@ -72,8 +72,8 @@ class VllmEngine:
         self._settings, self._stop_ids = settings, sorted(stop_ids)
         with _state_of_this_process():
             self._llm = _start(settings)
-        self._devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        self._random = _RandomState(self._devices)
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        self._random = _RandomState(devices)
         self._numbers = itertools.count()
         self._open: dict[str, CompletionRequest] = {}  # by request id
         self._request_of: dict[str, str] = {}  # by episode
