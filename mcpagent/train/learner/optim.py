@@ -123,7 +123,7 @@ def _groups(
     policy: list[nn.Parameter] = []
     value: list[nn.Parameter] = []
     for name, parameter in named:
-        is_apart = value_learning_rate is not None and name.startswith("value_head.")
+        is_apart = value_learning_rate is not None and name.startswith(f"{VALUE_HEAD}.")
         (value if is_apart else policy).append(parameter)
     groups: list[dict[str, Any]] = [{"params": policy}] if policy else []
     return [*groups, {"params": value, "lr": value_learning_rate}] if value else groups
