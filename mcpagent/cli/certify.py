@@ -55,8 +55,8 @@ def certify(
     """Certify what a run gained, with the evidence for every figure; or check a certificate.
 
     Plays the model that the run began with and the trained one on the held-out tasks, with the same seeds,
-    tools and limits, and attacks on the reward. The folder holds all episodes, the tools'
-    answers and the weights, so that anyone can derive it again: exit code 1 if something does not hold.
+    tools and limits; then attacks the reward. The folder holds all episodes, the tools' answers and the
+    weights, so that anyone can derive it again: exit code 1 if something does not hold.
 
     Example: mcpagent certify outputs/mine --out certificate
 

@@ -31,7 +31,7 @@ def chat(
 ) -> None:
     """Talk to an agent, and see what it calls and what comes back.
 
-    A tool that does not say that it only reads is called only if you allow it. With --once no question is
+    A tool that does not say that it only reads is called only if you allow it. With --once you are not
     asked: such a call is refused, unless --yes allows all. The exit code is then 1 if there is no answer.
 
     Example: mcpagent chat outputs/own --servers mcp.json

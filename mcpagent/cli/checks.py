@@ -49,8 +49,8 @@ def doctor(
     Exits 1 if a check fails; each failure comes with the command that fixes it. Keys are never shown.
     Nothing leaves this machine, unless --model names one that is not on it.
 
-    With --model also whether tokens survive: suffixes that do not depend on the history, calls that read
-    back, control tokens that tools cannot forge, and what is done to its logits.
+    With --model, check its tokens too: suffixes that do not depend on the history, calls that read back,
+    control tokens that tools cannot forge, and what is done to its logits.
 
     Example: mcpagent doctor --servers mcp.json
     """
@@ -113,9 +113,9 @@ def check(
     Exits 1 if it does not. The gold plan must score 1.0 on every task, silence must fail every task but
     those for which no call is right, and a policy that always calls must fail those.
 
-    Two instances of each server show whether one episode's calls affect another's.
-    Only tools that the server declares read-only, or additive and closed, and that need no path are called
-    for it, with a text that can be found again; --allow-writes calls every tool.
+    Two instances of each server show whether one episode's calls affect another's. It calls only tools that
+    need no path and that the server declares read-only, or additive and closed, with a text that can be
+    found again; --allow-writes calls every tool.
 
     Without --data: the sample tasks that ship with mcpagent.
 
@@ -211,7 +211,7 @@ def smoke(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Prove that what samples is what is trained: sample, swap an adapter, sample again, compare both with
+    """Prove that the sampler has the new weights: sample, swap an adapter, sample again, compare both with
     the trainer.
 
     Example: mcpagent smoke --backend hf

@@ -50,7 +50,7 @@ def convert(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Turn scenarios with conversations and tool plans into training tasks; a fault writes nothing, exit 2.
+    """Turn scenarios with conversations and tool plans into tasks; on any fault, write nothing and exit 2.
 
     The prompt holds the system message and the first user message; later user messages arrive at run time.
 

@@ -140,7 +140,7 @@ def split(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Divide a dataset so that nothing of one part is known from another.
+    """Divide a dataset so that no part gives another away.
 
     Example: mcpagent data split tasks.jsonl --out data/processed --heldout 0.2
     """
@@ -183,8 +183,7 @@ def dedupe(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Remove tasks with the same plan as an earlier one, and those that read like one. Needs the
-    extra data.
+    """Remove tasks with the same plan as an earlier one, and those that read like one. Needs mcpagent[data].
 
     Example: mcpagent data dedupe tasks.jsonl --out distinct.jsonl
     """

@@ -116,8 +116,8 @@ def gen_data(
 
     With --llm a model writes them instead, over any OpenAI-compatible API. What it writes is checked,
     executed and voted on; the answers are what the tools really said. The numbers of tasks are then
-    proportions. The journal in --out keeps every answer: after a kill the same command goes on. The server
-    and the caps are keys: api.base_url, api.max_cost, api.max_requests.
+    proportions. The journal in --out keeps every answer: after a kill the same command goes on. Set the
+    server and caps by --set: api.base_url, api.max_cost, api.max_requests.
 
     Example: mcpagent gen-data --train 800 --heldout 240 --seed 1 --out data/processed
 

@@ -69,7 +69,7 @@ def quickstart(
     """Train a small agent on real MCP tools, offline, and show that it learned.
 
     Takes a few minutes on one CPU core. A second call continues the run. With --servers the
-    tools are those of an mcp.json: tasks are made from what those that only read are seen to answer. With
+    tools are those of an mcp.json: tasks are made from what its read-only tools answer. With
     --model a pretrained model is measured, warm-started on a few demonstrations, trained by GRPO and measured
     again, fitted to this machine and the minutes; --set is for both of its runs.
 

@@ -93,7 +93,7 @@ def _reward(reward: RewardConfig) -> Iterator[ConfigFinding]:
         twice = next(name for name in names if names.count(name) > 1)
         yield ConfigFinding(
             ("reward.terms",),
-            f"reward.terms has two functions of the name {twice}, and a term is called as its function; "
+            f"reward.terms has two functions of the name {twice}, and a term has its function's name; "
             "rename one",
         )
 

@@ -86,7 +86,7 @@ def search_name(schemas: Iterable[JsonObject]) -> str | None:
 
 
 class FailureKind(StrEnum):
-    """Why a call has no ordinary result. Only `tool_error` is the model's fault."""
+    """Why a call has no ordinary result; `is_infrastructure` says whose fault."""
 
     TOOL_ERROR = "tool_error"  # the tool answered is_error: a wrong argument, an unknown symbol
     UNKNOWN_TOOL = "unknown_tool"  # the model named a tool that was not offered

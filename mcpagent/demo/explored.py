@@ -108,8 +108,8 @@ async def explore(
         raise UserError(
             f"there is too little to learn from: {'; '.join(missing)} ({'; '.join(found_lines(data))})",
             where="--servers",
-            remedy="name further tools that only read (--read-only SERVER.TOOL,...), above all those that "
-            "list what there is and those that tell more about one thing of a list; or train on templates of "
+            remedy="name further tools that only read (--read-only SERVER.TOOL,...), above all those "
+            "that list things and those that describe one thing of a list; or train on templates of "
             "your own: mcpagent gen-data --templates FOLDER",
         )
     return data

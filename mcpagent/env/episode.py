@@ -158,8 +158,8 @@ class Episode:
 
     @property
     def writing(self) -> tuple[str, ...]:
-        """The tools called (`server.tool`) that may change something, on servers that say of some of their
-        tools that they only read: of other servers nothing is known."""
+        """The tools called (`server.tool`) that may change something, on servers that declare some of theirs
+        read-only: of other servers nothing is known."""
         specs = self._catalog.values()
         telling = {spec.server for spec in specs if spec.annotations.read_only}
         writes = {s.dotted for s in specs if s.server in telling and not s.annotations.read_only}

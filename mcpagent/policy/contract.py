@@ -29,7 +29,7 @@ class CompletionRequest:
     `token_ids` is the whole context so far (empty for policies that work on messages); a policy that keeps
     a cache per `episode_id` computes only what is new. `messages` is the same context as chat messages and
     `tools` the offered schemas, for policies behind a chat API. `seed` belongs to this task, attempt and
-    turn; an engine may leave it out if the run is not deterministic, but for what `is_repeatable`.
+    turn; an engine may ignore it if the run is not deterministic, unless `is_repeatable`.
     """
 
     episode_id: str

@@ -61,7 +61,7 @@ def require_judge_check(config: TrainConfig, tasks: TaskFile) -> JsonObject | No
     again = f"mcpagent eval judge-check --data {data} --set {judge} --out judge-check.json"
     if path is None:
         raise UserError(
-            f"it has not been measured how well {rules.model} judges these tasks",
+            f"no check says how well {rules.model} judges these tasks",
             where="judge.check",
             remedy=f"measure it ({again}), and train with --set judge.check=judge-check.json",
         )
@@ -76,7 +76,7 @@ def require_judge_check(config: TrainConfig, tasks: TaskFile) -> JsonObject | No
         now = rules.as_json()
         changed = ", ".join(name for name in settings if check.judge.get(name) != now[name])
         raise UserError(
-            f"is of another judge than the run has (other {changed})",
+            f"is of another judge, not the run's (other {changed})",
             where=path,
             remedy=f"measure it: {again}",
         )

@@ -227,7 +227,7 @@ def _check_same_reward(began: JsonObject, now: JsonObject, *, where: Path) -> No
     judges = [each.get("judge", {}).get("identity") for each in (began, now)]
     if judges[0] != judges[1]:
         raise UserError(
-            "the judge is not asked as it was when the run began: its prompts are others",
+            "the judge's prompts are not those that the run began with",
             where=f"{where}: reward.judge",
             remedy="bring the file of its prompts back, or start a new run under another name",
         )

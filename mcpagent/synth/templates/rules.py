@@ -340,7 +340,7 @@ def without_a_task(counts: Mapping[str, int], data: GeneratedData) -> UserError:
     """Return why there is nothing to write."""
     rejected = ", ".join(f"{code} {n}" for code, n in sorted(data.rejects.items()))
     examples = [f"\n  {code}: {texts[0]}" for code, texts in sorted(data.examples.items())]
-    why = f"rejected: {rejected}{''.join(examples)}" if rejected else "nothing to ask about has what it takes"
+    why = f"rejected: {rejected}{''.join(examples)}" if rejected else "no entity has what a question needs"
     asked = ", ".join(f"{split} {count}" for split, count in counts.items() if count)
     return UserError(
         f"no task was made (asked for: {asked}); {why}",

@@ -194,7 +194,7 @@ class Authorization(httpx2.Auth):
         if stored is not None and stored.token.access_token != used and stored.left_s > 0:
             return stored  # another process has renewed it, or a person has logged in again
         if login.token.refresh_token is None:
-            raise self._needed("gave a token that has ended, and none to renew it with")
+            raise self._needed("gave a token that has expired, and no refresh token")
         token = await _ask_token_endpoint(
             login.token_endpoint,
             {

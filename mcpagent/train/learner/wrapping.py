@@ -346,7 +346,7 @@ def refuse_sharding(config: TrainConfig, *, parallel: Shards, device: torch.devi
         )
     if config.training.mixed_precision == "fp16":
         raise UserError(
-            "training.mixed_precision fp16 scales the loss by what overflows, which shards do not agree on",
+            "training.mixed_precision fp16 scales the loss by overflows, and these differ between shards",
             where="training.mixed_precision",
             remedy="use bf16, or training.parallel replicate",
         )
