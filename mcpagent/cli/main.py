@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "report": ("mcpagent.cli.runs:report", "Write the self-contained HTML report of a run."),
     "view": ("mcpagent.cli.runs:view", "Serve a run's report live, on this machine, while it trains."),
-    "smoke": ("mcpagent.cli.checks:smoke", "Prove that what samples is what is trained, on a backend."),
+    "smoke": ("mcpagent.cli.checks:smoke", "Prove that the sampler of a backend has the new weights."),
 }
 
 

@@ -281,7 +281,7 @@ def read_options(file: str | None, *, dtype: torch.dtype) -> JsonObject:
     if stage != 3:
         wrong.append(f"zero_optimization.stage is {stage}, and only stage 3 has shards of the weights")
     if options.get("fp16", {}).get("enabled"):
-        wrong.append("fp16 scales the loss by what overflows, which shards do not agree on")
+        wrong.append("fp16 scales the loss by overflows, and these differ between shards")
     if is_half is not None and is_half != (dtype == torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         wrong.append(f"bf16.enabled is {str(is_half).lower()}, but model.dtype makes the weights {name}")
