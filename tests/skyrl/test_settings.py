@@ -12,9 +12,10 @@ from skyrl.train.dataset import PromptDataset
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.engines.skyrl.config import REFUSED
 from mcpagent.engines.skyrl.engine import ENGINE
-from mcpagent.engines.skyrl.record import import_checkpoints, write_records
+from mcpagent.engines.skyrl.record import RunRecorder, import_checkpoints, write_records
 from mcpagent.errors import UserError
 from mcpagent.storage.checkpoints import choose_checkpoint, damage
 from mcpagent.storage.lineage import Base, read_lineage
@@ -72,3 +73,15 @@ def test_an_adapter_of_skyrl_becomes_a_checkpoint_of_the_run(tmp_path: Path) -> 
     assert lineage is not None and lineage.base == Base(place=str(base), sha256="of the base")
     assert choose_checkpoint(run.path).path == made[0]  # the best evaluation
     assert import_checkpoints(run, start=start) == []
+
+
+def test_an_evaluation_of_which_nothing_was_scored_has_no_success(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", config_yaml="seed: 0\n", manifest={})
+    lost = Trajectory(id="e", task_id="t", group_id="t", stop_reason=StopReason.FAILED)
+    config = load_train_config([], ["data.train=tasks.jsonl"]).config
+    recorder = RunRecorder(run, config, take=lambda phase: [lost] * (phase == "eval"), state=dict)
+    recorder.log({}, step=1)
+    recorder.finish()
+    (record,) = run.metrics()
+    assert record["validation_success"] is None
+    assert (record["validation_success_all"], record["validation_unscored"]) == (0.0, 1)

@@ -85,7 +85,7 @@ class MCPGenerator(SkyRLGymGenerator):
             raise RunError(
                 f"{failed} of the {len(stop_reasons)} episodes of a batch failed, past "
                 f"the share that may fail ({self._max_failed_share}); the first error: {self._errors[0]}",
-                remedy="fix the servers (mcpagent env check), or raise the share",
+                remedy="fix the servers: mcpagent env check",
             )
 
     async def agent_loop(

@@ -101,7 +101,7 @@ class RunRecorder:
         if evaluated:
             scored = [t for t in evaluated if t.is_success is not None]
             record |= {
-                "validation_success": success_rate(evaluated),
+                "validation_success": success_rate(scored) if scored else None,
                 "validation_success_all": success_rate_of_all(evaluated),
                 "validation_unscored": len(evaluated) - len(scored),
             }
