@@ -47,9 +47,10 @@ class Success(OpenRecord):
 
     @property
     def must_call(self) -> tuple[str, ...]:
-        """Every name in `must_call_tool`."""
+        """Every name in `must_call_tool`; an empty text names none."""
         names = self.must_call_tool
-        return () if names is None else (names,) if isinstance(names, str) else names
+        listed = () if names is None else (names,) if isinstance(names, str) else names
+        return tuple(filter(None, listed))
 
 
 class TaskLimits(OpenRecord):

@@ -52,7 +52,7 @@ def task_problems(task: Task) -> list[str]:
 
 def _purpose_problems(task: Task) -> Iterator[str]:
     truth = task.truth
-    judged_by = (truth.tool_sequence, truth.final_answer, truth.state, truth.success.must_call_tool)
+    judged_by = (truth.tool_sequence, truth.final_answer, truth.state, truth.success.must_call)
     if truth.abstain:
         if truth.tool_sequence or truth.success.must_call:
             yield "abstain says that no call is right, but tool_sequence or must_call_tool asks for one"

@@ -145,6 +145,7 @@ def test_a_call_before_the_user_said_what_it_takes_fails(named: bool) -> None:
         ({"tool_sequence": [QUOTE], "final_answer": ANSWER}, "passes with any call"),
         ({"tool_sequence": [QUOTE], "final_answer": {"type": "number", "value": "${step1.close}"}}, None),
         ({"tool_sequence": [QUOTE], "final_answer": ANSWER, "success": {"must_call_tool": "quote"}}, None),
+        ({"tool_sequence": [QUOTE], "final_answer": ANSWER, "success": {"must_call_tool": ""}}, "any call"),
         ({"tool_sequence": [QUOTE]}, None),
         ({"abstain": True, "final_answer": {"type": "abstention", "value": "cannot"}}, None),
     ],
