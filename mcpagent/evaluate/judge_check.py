@@ -22,6 +22,7 @@ from mcpagent.evaluate.intervals import (
     paired_difference,
     percentiles,
 )
+from mcpagent.llm.client import gather_or_cancel
 from mcpagent.reward.judge import PLAIN, ModelJudge, Variant, has_checkable_truth, majority
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, record_of
 from mcpagent.reward.rule import grade_by_rule
@@ -176,7 +177,7 @@ async def check_judge(
             on_done()
             return _Asked(case, plain, varied)
 
-    asked = await asyncio.gather(*map(ask, cases))
+    asked = await gather_or_cancel(map(ask, cases))
     decided = [each for each in asked if each.plain.verdict is not None]
     right = [(each, each.plain.verdict == each.case.is_success) for each in decided]
     return JudgeCheck(

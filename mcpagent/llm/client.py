@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from aiolimiter import AsyncLimiter
 
@@ -18,6 +18,7 @@ from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureRea
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.llm.journal import Journal
 
+_T = TypeVar("_T")
 _PASSING = {
     FailureReason.RATE_LIMITED,
     FailureReason.TIMED_OUT,
@@ -30,6 +31,18 @@ _PLACEHOLDER_KEY = "unused"  # the SDK insists on one; servers of one's own seld
 _BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 30.0
 _MAX_WAIT_S = 120.0  # a longer one is not begun
+
+
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Run coroutines at once and return what they return, in order. The first error ends the others, and is
+    raised when they have ended: what they ask with is about to be closed."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class RetryingClient:

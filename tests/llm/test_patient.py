@@ -8,7 +8,7 @@ import pytest
 
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget, BudgetSpent, Price, at_most
-from mcpagent.llm.client import RetryingClient
+from mcpagent.llm.client import RetryingClient, gather_or_cancel
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, Finish
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings, json_of
 from tests.llm.service import API_KEY, Answer, Received, Script, Service, error, says, service
@@ -243,3 +243,26 @@ def test_requests_of_unknown_cost_count_as_their_worst_case() -> None:
 def test_a_cost_cap_without_a_price_is_refused() -> None:
     with pytest.raises(UserError, match=r"api\.max_cost"):
         ApiBudget(max_cost=1.0)
+
+
+def test_the_first_error_ends_the_other_requests_before_it_is_raised() -> None:
+    ended: list[str] = []
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("endless")
+
+    async def refused() -> None:
+        await asyncio.sleep(0)
+        raise UserError("no such model")
+
+    async def both() -> None:
+        try:
+            await gather_or_cancel([endless(), refused()])
+        finally:
+            assert ended == ["endless"]
+
+    with pytest.raises(UserError, match="no such model"):
+        asyncio.run(both())

@@ -6,7 +6,6 @@ The plan and the checks stay; only the question changes. Everything goes through
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -25,7 +24,7 @@ from mcpagent.core.trajectory import StopReason
 from mcpagent.core.values import scalars
 from mcpagent.interrupts import Interrupted
 from mcpagent.llm.budget import ApiBudget, BudgetSpent
-from mcpagent.llm.client import RetryingClient
+from mcpagent.llm.client import RetryingClient, gather_or_cancel
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.llm.endpoint import Endpoint, EndpointSettings
 from mcpagent.llm.journal import Journal
@@ -130,7 +129,7 @@ async def rewrite_tasks(
 
             for split, members in tasks.items():
                 queue = enumerate(members)
-                await asyncio.gather(*(work(split, queue) for _ in range(run.endpoint.max_in_flight)))
+                await gather_or_cancel(work(split, queue) for _ in range(run.endpoint.max_in_flight))
     return made, kept
 
 

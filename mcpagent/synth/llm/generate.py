@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import RunError, UserError
 from mcpagent.interrupts import Interrupted
-from mcpagent.llm.client import RetryingClient
+from mcpagent.llm.client import RetryingClient, gather_or_cancel
 from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint
 from mcpagent.llm.journal import Journal
@@ -195,13 +194,7 @@ async def _all(
 
     samples, at_once = workshop.asking.samples, workshop.asking.endpoint.max_in_flight
     numbers = iter(range(samples))
-    workers = [asyncio.create_task(work(numbers)) for _ in range(min(at_once, samples))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await gather_or_cancel(work(numbers) for _ in range(min(at_once, samples)))
     return sorted(outcomes, key=lambda outcome: outcome.number)
 
 
