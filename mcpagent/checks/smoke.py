@@ -20,8 +20,9 @@ from mcpagent.console import Console
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.models.load import save_model
+from mcpagent.policy.backend import choose_backend
 from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof
-from mcpagent.policy.contract import CompletionRequest, Policy, Sampling, choose_backend
+from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.run.policies import pinned_model
 from mcpagent.storage.packages import provenance
 from mcpagent.train.learner.build import build_learner

@@ -216,7 +216,7 @@ def smoke(
 
     Example: mcpagent smoke --backend hf
     """
-    from mcpagent.policy.contract import require_vllm
+    from mcpagent.policy.backend import require_vllm
     from mcpagent.storage.checkpoints import find_model
 
     if model is not None:

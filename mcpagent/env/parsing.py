@@ -12,7 +12,7 @@ from functools import cache
 from mcpagent.core import registry
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
-from mcpagent.env.dialects.contract import Dialect, ParsedCalls
+from mcpagent.env.dialects.dialect import Dialect, ParsedCalls
 from mcpagent.env.dialects.json_forms import JSON
 from mcpagent.env.dialects.tagged import HERMES, XML
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec, chat_schema
-from mcpagent.env.dialects.contract import Dialect
+from mcpagent.env.dialects.dialect import Dialect
 from mcpagent.env.parsing import DIALECT_OF, LOADED_DIALECTS, parse_action
 from mcpagent.errors import UserError
 from mcpagent.models.conversation import calling_message, thought, tool_message

@@ -18,7 +18,8 @@ from mcpagent.env.user import UserSimulator
 from mcpagent.errors import UserError
 from mcpagent.llm.client import open_client
 from mcpagent.models.weights import weight_files
-from mcpagent.policy.contract import Policy, require_vllm
+from mcpagent.policy.backend import require_vllm
+from mcpagent.policy.contract import Policy
 from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, over_eager
 from mcpagent.rollout.collector import AgentSettings

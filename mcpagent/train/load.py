@@ -28,7 +28,7 @@ from mcpagent.models.load import (
 )
 from mcpagent.models.logits import continuation_logprobs, refuse_other_logits
 from mcpagent.models.tokens import Renderer
-from mcpagent.policy.contract import choose_backend
+from mcpagent.policy.backend import choose_backend
 from mcpagent.storage.checkpoints import ADAPTER_FILE, find_model
 from mcpagent.train.learner.optim import Precision
 from mcpagent.train.learner.processes import Processes

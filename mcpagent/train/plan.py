@@ -25,7 +25,7 @@ from mcpagent.models.load import (
     resolve_dtype,
 )
 from mcpagent.models.out_of_memory import Phase, what_to_lower
-from mcpagent.policy.contract import BackendChoice, choose_backend
+from mcpagent.policy.backend import BackendChoice, choose_backend
 from mcpagent.reward.terms import load_reward
 from mcpagent.storage.datasets import TaskFile
 from mcpagent.tools.setup import configured_servers

@@ -22,8 +22,8 @@ from mcpagent.env.episode import EpisodeLimits, prompt_messages
 from mcpagent.env.offer import discovery, first_schemas
 from mcpagent.errors import UserError
 from mcpagent.models.load import is_quantised
+from mcpagent.policy.backend import BackendChoice, choose_backend
 from mcpagent.policy.canary import CANARY_PROMPTS, MAX_TEMPERATURE, Canary
-from mcpagent.policy.contract import BackendChoice, choose_backend
 from mcpagent.policy.vllm.engine import VllmPolicy, VllmSettings, cpu_cache_bytes, engine_options
 from mcpagent.policy.vllm.process import own_engine
 from mcpagent.policy.vllm.servers import VllmServers

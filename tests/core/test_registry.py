@@ -10,7 +10,7 @@ from mcpagent.config.schema import GrpoConfig, RolloutConfig
 from mcpagent.config.sections import TrackingConfig
 from mcpagent.core import registry
 from mcpagent.core.registry import Family
-from mcpagent.env.dialects.contract import Dialect
+from mcpagent.env.dialects.dialect import Dialect
 from mcpagent.env.parsing import DIALECT_OF
 from mcpagent.train.objective.advantages import Estimator
 from mcpagent.train.objective.loss import Loss

@@ -8,7 +8,7 @@ import pytest
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
-from mcpagent.policy.contract import BackendChoice, choose_backend
+from mcpagent.policy.backend import BackendChoice, choose_backend
 
 SERVERS = '["http://127.0.0.1:8000"]'
 HAS_VLLM = importlib.util.find_spec("vllm") is not None

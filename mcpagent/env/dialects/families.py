@@ -10,7 +10,7 @@ from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.values import MAX_JSON_DEPTH
-from mcpagent.env.dialects.contract import (
+from mcpagent.env.dialects.dialect import (
     Dialect,
     NotACall,
     ParsedCalls,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from mcpagent.core.records import JsonObject
-from mcpagent.env.dialects.contract import Dialect, NotACall, ParsedCalls, decode_json, each_call, skip_space
+from mcpagent.env.dialects.dialect import Dialect, NotACall, ParsedCalls, decode_json, each_call, skip_space
 
 _FENCE = re.compile(r"```(?:json|tool_call)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _CALL_LINE = re.compile(r'^\{\s*"(?:tool|name)"\s*:', re.MULTILINE)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from mcpagent.core.records import JsonObject
-from mcpagent.env.dialects.contract import (
+from mcpagent.env.dialects.dialect import (
     Dialect,
     NotACall,
     ParsedCalls,

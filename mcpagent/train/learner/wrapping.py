@@ -24,7 +24,7 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.models.adapters import causal_lm
 from mcpagent.models.load import map_large_blocks, resolve_dtype, trim_heap
 from mcpagent.models.weights import tensors_in
-from mcpagent.policy.contract import choose_backend
+from mcpagent.policy.backend import choose_backend
 from mcpagent.storage.packages import require
 from mcpagent.train.batch.scoring import Batch
 from mcpagent.train.learner.optim import Precision
