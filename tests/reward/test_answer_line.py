@@ -312,6 +312,12 @@ def test_an_abstention_says_none_and_invents_nothing() -> None:
         ("I cannot change that. Someone with the rights would need to do it.", True),
         ("I'm unable to do that. Please ask the port to have the captain of it changed.", True),
         ("I'm unable to do that. The captain was changed.", False),
+        ("I have no tool for that. The port can send you a list.", True),
+        ("I have no tool for that, but I can tell you Musa is its captain.", False),
+        ("I have no tool for that. Anyone can tell you that its captain is Musa.", False),
+        ("No AIS record is listed, and the DOC does not say", True),
+        ("I cannot say, IBM owns the Aurora.", False),
+        ("I cannot tell, but its owner is IBM.", False),
     ],
 )
 def test_an_abstention_may_advise_and_give_examples_but_not_tell(text: str, holds: bool) -> None:

@@ -58,6 +58,7 @@ _NAME = re.compile(r"(?<![.!?:;\s])[ \t]+[\"'“‘(*•-]*([A-Z][\w.&'-]*)")  #
 _CODE = re.compile(
     r"\b(?:[A-Z]{2,}[\w-]*|(?=\w*\d)(?=\w*[A-Za-z])\w{2,})\b|\b(?:https?://|www\.)\S+|\S+@\S+\.\w+"
 )
+_ACRONYM = re.compile(r"\b[A-Z]{2,5}\b")  # "no ABO group is listed": of what is said to be missing
 _ENUMERATOR = re.compile(r"^\s*(?:[-*•]\s*)?[0-9]{1,2}[.)]\s", re.MULTILINE)
 # Capitalised words that name nothing.
 _COMMON = pattern("common")
@@ -172,7 +173,9 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     if check.value != "replies" or _refuses(text):
         names += [name.rstrip(".'-&") for name in _NAME.findall(text)]
     names = [name.removesuffix("'s") for name in names]
-    names = [name for name in names if not _COMMON.fullmatch(name.casefold())]
+    parts = re.split(rf"{_SENTENCE.pattern}|{_CLAUSE.pattern}|, ", text)
+    refused = {word for part in parts if part and _refuses(part) for word in _ACRONYM.findall(part)}
+    names = [name for name in names if not _COMMON.fullmatch(name.casefold()) and name not in refused]
     return any(not {_singular(word) for word in tokens(name)} <= sourced for name in names)
 
 
