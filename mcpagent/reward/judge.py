@@ -87,7 +87,7 @@ class JudgePrompts:
         """Return the prompts of `path`, or those of mcpagent. Raises UserError."""
         path = path or resource_path(PROMPTS_FILE)
         remedy = f"begin with a copy of {resource_path(PROMPTS_FILE)}"
-        texts = validate_yaml(JudgeTexts, read_yaml(path), remedy=remedy)
+        texts = validate_yaml(JudgeTexts, read_yaml(path, remedy=remedy), remedy=remedy)
         for name, blanks in _BLANKS.items():
             values = getattr(texts, name)
             for text in (values,) if isinstance(values, str) else values:

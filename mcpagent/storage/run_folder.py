@@ -95,7 +95,7 @@ class RunFolder:
     @property
     def settings(self) -> JsonObject:
         """The configuration that the run was started with, as it is in its file. Raises UserError."""
-        settings = read_yaml(self.config_path).data
+        settings = read_yaml(self.config_path, remedy=_DAMAGED).data
         if not isinstance(settings, dict):
             raise UserError("holds no settings", where=str(self.config_path), remedy=_DAMAGED)
         return settings

@@ -36,22 +36,22 @@ class YamlSource:
         return line
 
 
-def read_yaml(path: Path) -> YamlSource:
+def read_yaml(path: Path, *, remedy: str | None = None) -> YamlSource:
     """Raise UserError for a missing file and for broken YAML, with its line."""
     try:
         text = path.read_text(encoding="utf-8")
         return YamlSource(path, yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
     except OSError as error:
-        raise UserError(f"cannot read the file: {error.strerror}", where=str(path)) from None
+        raise UserError(f"cannot read the file: {error.strerror}", where=str(path), remedy=remedy) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"is not UTF-8 text (byte {error.start})", where=str(path)) from None
+        raise UserError(f"is not UTF-8 text (byte {error.start})", where=str(path), remedy=remedy) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"not valid YAML: {error.problem}", where=f"{path}:{line}") from None
+        raise UserError(f"not valid YAML: {error.problem}", where=f"{path}:{line}", remedy=remedy) from None
     except RecursionError:
-        raise UserError("the values are nested too deeply", where=str(path)) from None
+        raise UserError("the values are nested too deeply", where=str(path), remedy=remedy) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is not one
-        raise UserError(f"not valid YAML: {error}", where=str(path)) from None
+        raise UserError(f"not valid YAML: {error}", where=str(path), remedy=remedy) from None
 
 
 def validate_yaml(model: type[_M], source: YamlSource, place: Place = (), *, remedy: str | None = None) -> _M:
