@@ -13,13 +13,14 @@ value of `without`, or the claim that something was done.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from math import isclose
 from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
 from mcpagent.core.values import numbers_in
-from mcpagent.reward.text.amounts import amounts, with_first_day
+from mcpagent.reward.text.amounts import Amount, amounts, measure, with_first_day
 from mcpagent.reward.text.canonical import MONTHS, canonical
 from mcpagent.reward.text.grammar import blanked
 from mcpagent.reward.text.moments import agree, moments
@@ -150,13 +151,17 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     undated = blanked(shown, [(moment.start, moment.end) for moment in dates], " ")
     numbers = numbers_in(undated)  # of which the sign may be said in words: "fell by 6,600"
     given = {*numbers, *map(abs, numbers), *(moment.readings[0].year for moment in dates)}
+
+    def is_given(amount: Amount) -> bool:
+        return amount.number in given or _is_converted(amount, given)
+
     told = canonical(_ENUMERATOR.sub(" ", _without_advice(text)))
     if any(
-        a.number not in given and (a.number > _SMALL or a.unit or re.search(rf"\b{a.number}\b", text))
+        not is_given(a) and (a.number > _SMALL or a.unit or re.search(rf"\b{a.number}\b", text))
         for a in amounts(told)
     ):
         return True
-    if any(a.number not in given and a.number > _LARGE for a in amounts(canonical(text))):
+    if any(a.number > _LARGE and not is_given(a) for a in amounts(canonical(text))):
         return True
     sourced, said = _words(sources), set(tokens(context.said))
     shown = {word for result in context.results for word in tokens(result.content)}
@@ -177,6 +182,14 @@ def _invents(text: str, check: AnswerCheck, context: AnswerContext) -> bool:
     refused = {word for part in parts if part and _refuses(part) for word in _ACRONYM.findall(part)}
     names = [name for name in names if not _COMMON.fullmatch(name.casefold()) and name not in refused]
     return any(not {_singular(word) for word in tokens(name)} <= sourced for name in names)
+
+
+def _is_converted(amount: Amount, given: Set[float]) -> bool:
+    """Whether an amount with a unit is a given number in another unit of its kind: 38 cm of 0.38."""
+    factor = None if amount.unit is None else measure(amount.unit)
+    return factor is not None and any(
+        isclose(amount.number * factor[1] ** sign, number) for number in given for sign in (1, -1)
+    )
 
 
 def _words(text: str) -> set[str]:

@@ -39,6 +39,7 @@ _CODES = "|".join(name for name in WORDS["long_units"] if _UNITS.get(name, ("",)
 _UNIT_BEFORE = re.compile(rf"(?:([$€£¥₹])|\b([A-Z]{{3}}))\s?-?$|\b({_CODES}) -?$")
 _UNIT = r"(?:[A-Za-złμ]+[23]?(?![^\W\d])|[€£$¥₹¢%])"
 _UNIT_AFTER = re.compile(rf"[ -]?({_UNIT})(/[a-z]+)?")
+_IN_CODE = re.compile(r"-\d")  # 1018 HR-3301
 _RATE_AFTER = re.compile(rf"(?:\s?/\s?|\s(?:per|an?|each|every)\s)((?:\d+ ?)?{_UNIT})")
 _RATE = re.compile(rf"({_UNIT})/(?:(\d+) ?)?({_UNIT})")
 _RATE_NAMED = re.compile(rf"(?<![\w/-]){_RATE.pattern}(?![\w/-])")
@@ -120,7 +121,8 @@ def _amount(text: str, number: float, start: int, end: int, begin: int) -> Amoun
     if (after := _UNIT_AFTER.match(text, end)) and unit is None:
         unit = after[2] and unit_named(after[1] + after[2])  # km/h
         end = after.end() if unit else end
-        if unit is None and (unit := unit_named(after[1])):
+        is_code = after[1].isupper() and after[1] not in _UNITS and _IN_CODE.match(text, after.end(1))
+        if unit is None and not is_code and (unit := unit_named(after[1])):
             end = after.end(1)
         if unit in ("pound", "pounds"):
             also.append((number, "gbp"))

@@ -60,7 +60,7 @@ _YEAR = re.compile(  # nineteen eighty-six
 # "that one", but not "that one hour"
 _PRONOUN = re.compile(
     r"\b((?:that|this|which|the|each|every|any|other|another|only|last|next|first|same) o)ne\b"
-    r"(?! [a-z]{3,}| \d)",
+    r"(?! [a-z]{3,}| \d)|\b(o)nes\b",
     re.IGNORECASE,
 )
 _DOZEN = re.compile(r"\b(?:(\d+) )?dozen\b", re.IGNORECASE)
@@ -149,7 +149,7 @@ def canonical(text: str) -> str:
         for pattern, instead in _MORE_SPELT:
             text = pattern.sub(instead, text)
         text = _YEAR.sub(lambda m: _CENTURIES[m[1].lower()] + _digits(m[2], "en", threshold=1), text)
-        text = _PRONOUN.sub("\\1\ue000", text)
+        text = _PRONOUN.sub(lambda m: f"{m[1]}\ue000" if m[1] else f"{m[2]}\ue000s", text)
         # "one" stays a word: it is mostly a pronoun.
         text = "\n".join(_digits(line, "en", threshold=1) for line in text.split("\n"))
         text = text.replace("\ue000", "ne")

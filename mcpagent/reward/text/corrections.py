@@ -167,6 +167,8 @@ def _names_another_item(items: Any, text: str, context: AnswerContext) -> bool:
     rest = _ADDED.sub(r". \1\2.", blanked(text, spans))
     rest = BRACKETS.sub(lambda m: m[0] if BLANK in m[0] else " ", rest)
     for sentence in _SENTENCE.split(rest):
+        if BLANK not in sentence and is_about_another(sentence, [*map(format_value, items)], context):
+            continue
         parts = [part for part in _ITEM_PART.split(sentence) if words(part) or BLANK in part]
         first = next((n for n, part in enumerate(parts) if BLANK in part), len(parts))
         if first and all(_is_shown_alone(part, items, context) for part in parts[:first]):

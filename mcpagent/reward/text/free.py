@@ -17,10 +17,10 @@ from mcpagent.reward.text.amounts import amounts
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.corrections import CORRECTION, NO_TITLE, is_taken_back
 from mcpagent.reward.text.exchange import exchanges
-from mcpagent.reward.text.grammar import unwrapped
+from mcpagent.reward.text.grammar import blanked, unwrapped
 from mcpagent.reward.text.line import CHANGED_FROM, is_given, read_answer, without_asked_bound
 from mcpagent.reward.text.moments import Span
-from mcpagent.reward.text.naming import short
+from mcpagent.reward.text.naming import short, worded_spans
 from mcpagent.reward.text.phrasing import (
     HEDGE,
     WORDS_PER_REFERENCE_WORD,
@@ -77,9 +77,10 @@ _THEREFORE = re.compile(r",? (?:so|therefore|hence|thus|which means) ")
 _NO_NAME = re.compile(r"(?<!\w)[a-z]+(?!\w)")
 _CHOICE = re.compile(r"\b(?:can|may) ([^.;\n]*)")  # "They can pay by A, B or C"
 _BRACKETED = re.compile(r" \(((?:[^()\s]+ )+[^()\s]+)\)")
+_REMARKED = re.compile(r" \(([^()]+)\)|; ([^;.\n]+)")
 _ASIDE = re.compile(
     r"(?:,\s+(?:and |but )?|\s(?=while|whereas))(?:while|whereas|after|before|which|who|though|although"
-    r"|unlike|compared|against|ahead|followed|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
+    r"|unlike|compared|(?:\w+ ){0,4}(?:against|ahead|followed)|because|with|as)\b((?:[^.;\n]|\.(?=\d))*)"
 )
 _COUNTED_ITEMS = re.compile(
     r":[ \t]*\n{1,2}([ \t]*(?:[-*•]|\d+[.)])[ \t].*(?:\n[ \t]*(?:[-*•]|\d+[.)])[ \t].*)*)"
@@ -141,6 +142,8 @@ def is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: An
         if HEDGE.search(part) or part in remarks or is_about_another(part, facts, context):
             answer = answer.replace(part, "")
     answer = _without_aside(CHANGED_FROM.sub(" ", answer))
+    if check.type == "name":  # "it has been partially picked" names no other value than PICKED_PARTIAL
+        answer = blanked(canonical(answer), worded_spans(facts[0], canonical(answer)), " ")
     return not is_dump(answer, facts, context, is_typed=is_typed)
 
 
@@ -172,6 +175,10 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         return _includes_all(as_facts(value), check, text, context)
     sentences = [text, *_SENTENCE.split(text), *_LINE.split(text)]
     sentences += [*map(_without_aside, sentences)]
+    facts = [*map(format_value, as_facts(value))]
+    sentences.append(
+        _REMARKED.sub(lambda m: "" if is_about_another(m[1] or m[2], facts, context) else m[0], text)
+    )
     sentences.append(
         _COMPARISON.sub(lambda m: m[0] if HEDGE.search(m[1]) or not re.search(r"\d", m[1]) else "", text)
     )

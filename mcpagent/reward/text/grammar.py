@@ -29,7 +29,7 @@ from mcpagent.reward.text.amounts import (
 from mcpagent.reward.text.canonical import canonical, is_number_word
 from mcpagent.reward.text.moments import Span, agree, moment_is, moments, whole_moment
 from mcpagent.reward.text.names import words
-from mcpagent.reward.text.phrasing import HEDGE, AnswerContext, is_qualified
+from mcpagent.reward.text.phrasing import HEDGE, AnswerContext, is_qualified, tokens
 from mcpagent.reward.text.reading import says, spans_of
 from mcpagent.reward.text.shown import shown_records
 from mcpagent.reward.text.vocabulary import (
@@ -241,7 +241,7 @@ def is_bare(
     kind = kind or kind_of(targets)
     said = canonical(context.said)
     rest = without_asked(rest, said)
-    if HEDGE.search(rest) or any(is_qualified(text, *s, is_amount=kind in AMOUNTS) for s in spans):
+    if HEDGE.search(rest) or is_any_qualified(text, spans, context, kind):
         return False
     if is_quoted is None:  # whether the question has the values to choose from
         is_quoted = any(says(target, said) for target in targets)
@@ -281,6 +281,21 @@ def is_bare(
         if is_count or is_repeated or is_beside or is_converted(amount, stated, said):
             rest = blanked(rest, [amount.span], " ")
     return _says_nothing_else(rest, targets, said, is_quoted, context, kind)
+
+
+def is_any_qualified(text: str, spans: Sequence[Span], context: AnswerContext, kind: str) -> bool:
+    """Return whether one of several values is not what is said (see `is_qualified`). A value qualifies no
+    other one ("double 145" of a single and a double room), nor do words that a result has so: "best before".
+    """
+    rest = blanked(text, spans)
+    return any(
+        is_qualified(rest[:start] + text[start:end] + rest[end:], start, end, is_amount=kind in AMOUNTS)
+        and not (
+            len(told := tokens(rest[:start])[-2:]) == 2
+            and any(f" {' '.join(told)} " in line for line in context.token_lines)
+        )
+        for start, end in spans
+    )
 
 
 def is_converted(amount: Amount, stated: Sequence[Amount], said: str) -> bool:

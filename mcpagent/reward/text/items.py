@@ -14,7 +14,13 @@ from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import blanked
 from mcpagent.reward.text.moments import Span
 from mcpagent.reward.text.names import is_weekday, words
-from mcpagent.reward.text.naming import number_range_spans, part_spans, short, without_measure, worded_spans
+from mcpagent.reward.text.naming import (
+    number_range_spans,
+    part_spans,
+    short_spans,
+    without_measure,
+    worded_spans,
+)
 from mcpagent.reward.text.phrasing import HEDGE, AnswerContext
 from mcpagent.reward.text.reading import says, spans_of
 from mcpagent.reward.text.shown import shown_leaves
@@ -45,7 +51,7 @@ def _named_in_order(
     # Longer ones first: "Apple" is not in "Apple Pie".
     for place in sorted(range(len(items)), key=lambda i: -len(format_value(items[i]))):
         here = _item_spans(items[place], text, context, tolerance)
-        here = here or spans_of(short(items[place], items), text)
+        here = here or short_spans(items[place], items, text)
         same = [other for other in range(len(items)) if items[other] == items[place]]
         if in_order and len(same) > 1 and len(here) >= len(same):  # each of them is one of the list
             spans |= {other: [span] for other, span in zip(same, sorted(here), strict=False)}
@@ -124,6 +130,7 @@ def pair_spans(
             here, owners = _thing_spans(name, [*pairs], [*pairs.values()], rest, context), [name]
         else:
             here = _item_spans(told[name], rest, context, tolerance, units)
+            here = here or short_spans(told[name], [*pairs.values()], rest)
             owners = [thing for thing, other in pairs.items() if format_value(other) == name]
         marks += [(start, end, kind, owners) for start, end in here]
         rest = blanked(rest, here, "|")
@@ -140,7 +147,7 @@ def _thing_spans(
     thing: str, things: list[str], values: list[Any], text: str, context: AnswerContext
 ) -> list[Span]:
     """Where a text says a thing of pairs, and no longer one that was shown and begins with it."""
-    spans = spans_of(short(thing, things), text) if not spans_of(thing, text) else []
+    spans = short_spans(thing, things, text) if not spans_of(thing, text) else []
     spans = spans or _item_spans(thing, text, context, 0.0) or _initials(thing, things, text)
     longer = [
         leaf

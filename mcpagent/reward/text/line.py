@@ -102,6 +102,7 @@ _NONE_WORDS = re.compile(
     r"\b(?:no|none|nothing|nobody|empty|0|keine?n?|aucune?)\b|(?:n't|\bnot)\b.{0,30}\bany", re.IGNORECASE
 )
 _ITEM = re.compile(r"(?<=\s)(?:[A-Z]\w+|\d+)\b")
+_OF_PER = re.compile(r" of [\w.,-]+ (?=per )")  # micrograms of ozone per cubic metre
 _INCHES = re.compile(r"(?<=\d) in(?=\W*$)")
 _PREDICATE = re.compile(r":|\b(?:are|is|were|was)\b")
 _JOINED_LAST = re.compile(r",? (?:and|&) ((?:[^,.;\n]|\.(?=\d))+)")
@@ -148,7 +149,7 @@ def read_answer(text: str, check: AnswerCheck) -> str:
     if check.type == "pairs" and is_json_object(check.value):
         text = _read_pairs(text, check.value)
     if check.type == "number":
-        text = _INCHES.sub(" inches", text)
+        text = _OF_PER.sub(" ", _INCHES.sub(" inches", text))
         if check.unit == "%":
             text = _with_percent(text, as_number(check.value))
         text = _OUT_OF.sub("", _OF_TOTAL.sub(r"\1", _SUM.sub("", _SYMBOL.sub("", text))))
@@ -459,26 +460,32 @@ def _shown_among(rest: str, items: Sequence[Any], context: AnswerContext) -> boo
 
 def _siblings(rest: str, items: Sequence[Any], context: AnswerContext) -> list[str]:
     """The parts of an enumeration that end in what all its items begin with and another ending: "HR 7 A"
-    next to "HR 7 B" and "HR 7 C", 2.9 next to 2.7 and 2.8, or that are such an ending of what was shown."""
-    shared = commonprefix([format_value(item) for item in items])  # noqa: RUF071 - letter by letter
-    begin = re.sub(r"[^\W\d_]+$", "", shared)
+    next to "HR 7 B" and "HR 7 C", 2.9 next to 2.7 and 2.8, or that are what another shown name has in place
+    of what tells the items apart: "attic" next to study_window and kitchen_window."""
+    written = [format_value(item) for item in items]
+    begin = re.sub(r"[^\W\d_]+$", "", commonprefix(written))  # noqa: RUF071 - letter by letter
+    end = re.sub(r"^[^\W\d_]+", "", commonprefix([each[::-1] for each in written])[::-1])  # noqa: RUF071
     sibling = re.compile(rf"(?:^|\s){re.escape(begin)}[\w.-]+\W*$", re.IGNORECASE)
     rest = BRACKETS.sub(" ", rest)
     last = rest.rfind(BLANK) + 1
-    parts = _SEPARATOR.split(rest[:last]) if begin else []
-    parts += [part for part in _SEPARATOR.split(rest[last:]) if begin and len(part.split()) == 1]
+    is_alike = bool(begin or end)
+    parts = _SEPARATOR.split(rest[:last]) if is_alike else []
+    parts += [part for part in _SEPARATOR.split(rest[last:]) if is_alike and len(part.split()) == 1]
     shown = "\n".join(result.content for result in context.results).casefold()
     return [
         part
         for part in parts
         if BLANK not in part
         and not HEDGE.search(part)
-        and (sibling.search(part) or (begin[-1:] == " " and _is_ending(part, begin, shown)))
+        and (
+            (begin and sibling.search(part))
+            or ((begin[-1:] == " " or end[:1] in (" ", "_")) and _is_between(part, begin, end, shown))
+        )
     ]
 
 
-def _is_ending(part: str, begin: str, shown: str) -> bool:
-    """Whether one word of a text goes with the words that items begin with: the 5 of Room 5."""
-    ending = part.strip(" .*`").casefold()
-    written = rf"\b{re.escape(begin.casefold())}{re.escape(ending)}(?!\w)"
-    return ending.isalnum() and re.search(written, shown) is not None
+def _is_between(part: str, begin: str, end: str, shown: str) -> bool:
+    """Whether one word of a text goes with the words that items begin or end with: the 5 of Room 5."""
+    word = part.strip(" .*`").casefold()
+    written = rf"\b{re.escape((begin + word + end).casefold())}(?!\w)"
+    return word.isalnum() and re.search(written, shown) is not None

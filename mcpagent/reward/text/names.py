@@ -123,8 +123,8 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
     if address := _HOUSE_LAST.fullmatch(value):
         street, house, place = map(words, address.groups())
         yield _put_together(map(american, [*house, *street, *place]))
-    if grade := re.fullmatch(r"[A-Z\d] ?[-–—:] ([a-z ]+)", value):  # B - light wear
-        yield _put_together(map(american, words(grade[1])))
+    if bare := re.fullmatch(r"[A-Z\d] ?[-–—:] ([a-z ]+)|https?://(.+?)/?", value):  # B - light wear
+        yield _put_together(map(american, words(bare[1] or bare[2])))
     if re.search(r"\d \d", value):  # DE 09 487
         yield "".join(tokens)
     if of := _GENITIVE.fullmatch(value):  # Lear's daughters
@@ -136,6 +136,7 @@ def _forms(tokens: list[str], value: str) -> Iterator[str]:
         yield tokens[-1]  # hexane of n-hexane
     if len(tokens) > 1 and value.islower() and value.replace(" ", "").isalpha():
         yield "".join(tokens) + "s"  # leopard sharks
+        yield "".join(tokens[::-1]) + "s"  # a list of medications
         # "bleeding the front brake"
         yield from (tokens[0].removesuffix("e") + ending + "".join(tokens[1:]) for ending in ("ing", "ed"))
     if len(tokens) == 1 and len(value) > 2 and value.isalpha() and not value.istitle():

@@ -8,6 +8,8 @@ from typing import Any
 
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
+from mcpagent.core.values import as_number
+from mcpagent.reward.text.amounts import amounts
 from mcpagent.reward.text.canonical import LEGAL, canonical
 from mcpagent.reward.text.moments import Span
 from mcpagent.reward.text.names import UNSAID, words
@@ -33,8 +35,12 @@ _ENUMERATED = re.compile(r"[a-z]+(?:_[a-z0-9]+|-[a-z]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[
 _POINTS = {"N": "north", "E": "east", "S": "south", "W": "west"}
 _COMPASS = re.compile(r"[NESW]|[NS][EW]|[NS][NS][EW]|[EW][NS][EW]")
 _PREFIXED = re.compile(r"([^\W\d_](?:.*\D)?)(\d{2,})")
+_MARKED_START = re.compile(r"^(?:[^\W\d_]+[_:/])+(?=\w\w)")
+_MARKED_END = re.compile(r"(?<=\w\w)_[^\W\d_]+$")
+_VERBS = r"(?:is|was|has|and|or)\b"
 _ENDING = re.compile(r"s|ed|ing|ment|er|or|able|ly")
 _NOUN_OF_VERB = re.compile(r"^[a-z]{3,}(?:ure|ess|ion|al|ing|ment)$")
+_UNDOUBLED = re.compile(r"([b-df-hj-np-tv-z])\1(ing|ed)$")  # dropping
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _PARTED = re.compile(r"\W+")
 _ORDINALS = (("first", "former", "1st"), ("second", "latter", "2nd"), ("third", "3rd"), ("fourth", "4th"))
@@ -49,6 +55,7 @@ def named_spans(name: str, text: str, context: AnswerContext) -> list[Span]:
         or _with_heard_words(name, text, context)
         or without_measure(name, text, context)
         or _own_words(name, text, context)
+        or _inflected(name, text, context)
         or (part_spans(name, text, context) if _may_be_person(name, context.said) else [])
     )
 
@@ -89,6 +96,30 @@ def _own_words(name: str, text: str, context: AnswerContext) -> list[Span]:
     return [span for span in _alone(bare, name, text) if text[span[0]].isupper()]
 
 
+def _inflected(name: str, text: str, context: AnswerContext) -> list[Span]:
+    """Where a text says a name of several words with other endings, if no other name that is shown is like it
+    either: "dropping off the car" of Drop off the car."""
+    told = [m for m in _WORD.finditer(text) if m[0].casefold() not in FUNCTION_WORDS]
+    needed = [word for word in _WORD.findall(name.casefold()) if word not in FUNCTION_WORDS]
+    if len(needed) < 2 or not name.replace(" ", "").isalpha() or name.istitle():
+        return []
+
+    def starts(said: Sequence[str]) -> list[int]:
+        runs = range(len(said) - len(needed) + 1)
+        return [at for at in runs if all(map(_has_other_ending, said[at : at + len(needed)], needed))]
+
+    like = [leaf for leaf in shown_leaves(context) if starts(_WORD.findall(leaf.casefold()))]
+    places = starts([m[0].casefold() for m in told]) if len(like) <= 1 else []
+    return [(told[at].start(), told[at + len(needed) - 1].end()) for at in places]
+
+
+def _has_other_ending(word: str, of: str) -> bool:
+    """Whether two words are the same but for an ending of a verb or of several things."""
+    longer, shorter = sorted((_UNDOUBLED.sub(r"\1\2", word), _UNDOUBLED.sub(r"\1\2", of)), key=len)[::-1]
+    begin = shorter.removesuffix("e") if len(shorter) > 3 else shorter
+    return word == of or (longer.startswith(begin) and bool(_ENDING.fullmatch(longer[len(begin) :])))
+
+
 def without_measure(name: str, text: str, context: AnswerContext) -> list[Span]:
     """Return where a text says a name without its measure, and no other number behind it, or without what
     is in brackets behind it, if no other name that is shown begins so: "bottom bracket" of "Bottom bracket
@@ -116,6 +147,8 @@ def worded_spans(value: Any, text: str) -> list[Span]:
     if period := PERIODS.get(value.casefold()):
         return [m.span() for m in EVERY.finditer(text) if PERIODS.get(m[1].casefold()) == period]
     needed = value_parts(value)
+    if needed == ["not"]:  # "no mugwort" of none
+        return [m.span() for m in re.finditer(r"\b(?:no|none|nothing)\b", text, re.IGNORECASE)]
     if len(needed) < 2:
         said = [m for m in re.finditer(r"\b[a-z]+ed\b", text) if _NOUN_OF_VERB.search(value)]
         spans = [m.span() for m in said if _is_inflected(m[0], value)]  # "it failed" of failure
@@ -233,7 +266,7 @@ def _alone(part: str, name: str, text: str) -> list[Span]:
 
 def short(name: Any, names: Sequence[Any]) -> Any:
     """Return a name without the words or the letters that all `names` begin with, or the word that they end
-    in: "lot 7" of lots, "INV-7" of codes, "left eye" of eyes."""
+    in: "lot 7" of lots, "INV-7" of codes, "left eye" of eyes, "queue:mail" of queues, "A" of Field A."""
     split = [str(each).split() for each in names]
     shared = 0
     while len(names) > 1 and all(shared < len(each) and each[shared] == split[0][shared] for each in split):
@@ -241,22 +274,39 @@ def short(name: Any, names: Sequence[Any]) -> Any:
     bare = " ".join(str(name).split()[shared:])
     if len(names) > 1 and not shared and all(len(each) > 1 and each[-1] == split[0][-1] for each in split):
         return " ".join(str(name).split()[:-1])
-    if shared and re.search(r"\w\w|\d", bare):
+    if shared and re.search(r"\w\w|[\dA-Z]", bare):
         return bare
-    codes = [_PREFIXED.fullmatch(str(each)) for each in names]
+    written = [*map(str, names)]
+    codes = [_PREFIXED.fullmatch(each) for each in written]
     if len(names) > 1 and len({code and code[1] for code in codes}) == 1 and codes[0]:
         return _PREFIXED.sub(r"\2", str(name))
+    for marked, cut in ((_MARKED_START, str.removeprefix), (_MARKED_END, str.removesuffix)):
+        shared_parts = {match and match[0] for match in map(marked.search, written)}
+        if len(names) > 1 and len(shared_parts) == 1 and (part := shared_parts.pop()):
+            return cut(str(name), part)
     return name
+
+
+def short_spans(name: Any, names: Sequence[Any], text: str) -> list[Span]:
+    """Return where a text says what `short` leaves of a name: a letter as a capital, a number bare."""
+    bare = short(name, names)
+    if bare == name or not isinstance(bare, str):
+        return []
+    if re.fullmatch("[A-Z]", bare):
+        return [m.span() for m in re.finditer(rf"\b{bare}\b(?!')(?! (?!{_VERBS})[a-z])", text)]
+    number, whole = as_number(canonical(bare)), amounts(canonical(str(name)))
+    if number is not None and (str(name).startswith(bare) or (whole and whole[0].unit)):
+        return [amount.span for amount in amounts(text) if amount.unit is None and amount.number == number]
+    return spans_of(bare, text)
 
 
 def option_spans(check: AnswerCheck, option: Any, text: str) -> list[Span]:
     """Return where a text says an option of a choice: by itself, in words, or as "the second"."""
     written = format_value(option)  # "awaiting a permit" of "awaiting permit", which no name is
     if written in ("A", "I"):  # "A is right", not "a record"
-        verbs = r"(?:is|was|has|and|or)\b"
-        return [m.span() for m in re.finditer(rf"\b{written}\b(?! (?!{verbs})\w)|\ban {written}\b", text)]
+        return [m.span() for m in re.finditer(rf"\b{written}\b(?! (?!{_VERBS})\w)|\ban {written}\b", text)]
     worded = worded_spans(written.replace(" ", "_") if written.islower() else written, text)
-    if spans := spans_of(option, text) or spans_of(short(option, check.options), text):
+    if spans := spans_of(option, text) or short_spans(option, check.options, text):
         return spans + [span for span in worded if not any(a < span[1] and span[0] < b for a, b in spans)]
     if worded or (worded := _of_own_part(written, check.options, text)):
         return worded

@@ -51,7 +51,8 @@ def spans_of(value: Any, text: str, *, tolerance: float = 0.0, units: Units = AN
     if (not spans or moment is None) and (quantity := _quantity(written)):
         units = Units(frozenset((quantity.unit or "",)), is_exact=True)
         same = [a for a in amounts(text) if amount_is(a, quantity.number, tolerance=0.0, units=units)]
-        return [a.span for a in same if a.unit or moment is None] or (spans if ":" in written else [])
+        with_unit = [a.span for a in same if a.unit]  # "line 6 every 15 min, line 4 every 6 min"
+        return with_unit or [a.span for a in same if moment is None] or (spans if ":" in written else [])
     if moment is not None:
         return spans
     if not spans and _ACCOUNT.fullmatch(written):

@@ -20,7 +20,6 @@ from mcpagent.core.values import as_number
 from mcpagent.reward.text.amounts import Amount, amounts, are_comparable, clocks, is_conversion, is_rounded
 from mcpagent.reward.text.canonical import canonical
 from mcpagent.reward.text.grammar import (
-    AMOUNTS,
     BRACKETS,
     DATE,
     FIELDS,
@@ -29,6 +28,7 @@ from mcpagent.reward.text.grammar import (
     ORDINAL,
     blanked,
     is_amount,
+    is_any_qualified,
     is_bare,
     is_converted,
     is_in_code,
@@ -41,7 +41,7 @@ from mcpagent.reward.text.moments import Span, agree, moment_is, moments, whole_
 from mcpagent.reward.text.names import words
 from mcpagent.reward.text.phrasing import HEDGE, NO_DENIAL, AnswerContext, is_asked_modal, is_qualified
 from mcpagent.reward.text.reading import says, spans_of
-from mcpagent.reward.text.shown import shown_records
+from mcpagent.reward.text.shown import shown_leaves, shown_records
 from mcpagent.reward.text.vocabulary import (
     BLANK,
     FUNCTION_WORDS,
@@ -94,6 +94,7 @@ _DIFFERS = re.compile(
     r"[^.,;\n\d]{0,30}?\b(?:more|less|fewer|left|missing|remain\w*|over|above|below|under|off|up|down|ahead|behind|(?!oth|aft|ev|nev)\w+er)\b"
 )
 _BY = re.compile(r"\b(?:up|down|by|another)(?: about| roughly)? [$€£]?$")
+_NUMBERED = re.compile(r"[A-Z][^\W\d_]{3,}(?: [^\W\d_]+)* \d+")  # Trailhead 30
 _LABEL = re.compile(
     r"\b(week|round|page|room|gate|track|row|floor|lane|line|run|stage|chapter|build|season) $"
 )
@@ -145,7 +146,7 @@ def stands(
     if context.on_line and not context.is_lenient:
         return is_bare(text, spans, targets, context, kind=kind, is_quoted=is_quoted)
     kind = kind or kind_of(targets)
-    if any(is_qualified(text, *span, is_amount=kind in AMOUNTS) for span in spans):
+    if is_any_qualified(text, spans, context, kind):
         return False
     rest = blanked(text, spans)
     if kind != "choice":
@@ -196,6 +197,7 @@ def _marked(
         heard.add(len(targets))
     for date in dates:
         heard.update((date.readings[0].year, date.readings[0].year % 100))
+    are_years = all(re.fullmatch(r"1[0-9]\d\d|20\d\d", format_value(target)) for target in targets)
     is_apart = kind in ("name", "code") or not any(map(is_amount, targets))
     for amount in amounts(rest):
         if DATE in rest[slice(*amount.span)] or is_in_code(rest, amount) or ORDINAL.match(rest, amount.start):
@@ -203,6 +205,7 @@ def _marked(
         is_same = amount.number in heard or any(is_conversion(amount, one) for one in right)
         if not is_same and (is_apart or dates):
             is_same = is_shown_beside(amount, targets, context)
+        is_same |= amount.unit is not None and are_years  # "in 1897, two years after that"
         if dates and not is_same and amount.unit is None and 1000 < amount.number < 2200:
             return None
         rest = blanked(rest, [amount.span], " " if is_same or dates else NUMBER)
@@ -343,7 +346,7 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
     told, text = words(clause), canonical(clause)
     if told[:1] and told[0] in _PRONOUNS and not _THEN_CAME.match(clause):
         return False
-    has_verb = any(FUNCTION_WORDS.get(word) == "c" for word in told)
+    has_verb = any(FUNCTION_WORDS.get(word) == "c" for word in told) or "".join(told[-1:]).endswith("ed")
     if _is_of_other_line(text, tuple(facts), context, has_verb=has_verb):
         return True
     if not has_verb and ": " not in text:
@@ -359,7 +362,8 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
             said = [
                 leaf
                 for leaf in likely
-                if says(leaf, text) or ((day := whole_moment(leaf)) and any(agree(d, day) for d in dates))
+                if says(leaf.rpartition("/")[2], text)
+                or ((day := whole_moment(leaf)) and any(agree(d, day) for d in dates))
             ]
             if len(said) >= least and sum(len(leaf) > 1 for leaf in said) > has_fact:
                 return True
@@ -398,8 +402,12 @@ def _days(text: str) -> frozenset[int]:
 
 @lru_cache(maxsize=512)
 def _lines_of(content: str, facts: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The lines of a result that say one of the facts, and those that do not, in a few words each."""
-    lines = [canonical(line.replace("_", " ")) for line in content.splitlines() if len(line) < _SHORT_LINE]
+    """The lines of a result that say one of the facts, and those that do not, in a few words each; a block of
+    lines of fields is one."""
+    lines = content.splitlines()
+    if "\n\n" in content and all(": " in line for line in lines if line):
+        lines = [block.replace("\n", "; ") for block in content.split("\n\n")]
+    lines = [canonical(line.replace("_", " ")) for line in lines if len(line) < _SHORT_LINE]
     of_facts = [line for line in lines if any(says(fact, line) for fact in facts)]
     return tuple(of_facts), tuple(line for line in lines if line not in of_facts)
 
@@ -429,6 +437,7 @@ def rival_amounts(
     units = [one.unit for one in right if one.unit]
     labels = {match[1] for one in right if (match := _LABEL.search(text[: one.start]))}
     remarks = [m.span() for m in _REMARK.finditer(text) if not HEDGE.search(_IF.sub("", m[0]))]
+    named = [s for leaf in shown_leaves(context) if _NUMBERED.fullmatch(leaf) for s in spans_of(leaf, text)]
     rivals = [
         amount
         for amount in amounts(text)
@@ -438,6 +447,7 @@ def rival_amounts(
             _ALL_OF.search(text[max(0, amount.start - 6) : amount.start])
             or ORDINAL.match(text, amount.start)
             or is_in_code(text, amount)
+            or any(start < amount.start < end for start, end in named)
             or ((label := _LABEL.search(text[: amount.start])) and label[1] not in labels)
             or (amount.unit and _PERIOD.search(text[: amount.start]))
             or is_qualified(text, *amount.span)
