@@ -29,6 +29,9 @@ WORKERS ?= 3
 # One thread for each process: these models are small, and threads that wait for each other cost more.
 export OMP_NUM_THREADS ?= 1
 
+# The tests start hundreds of processes, each of which would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install quickstart test test-all coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-bfcl test-bridges test-gpu test-real lint format bench docs clean
 
 help:  ## Show this list.
@@ -84,7 +87,7 @@ test-vllm: $(VLLM)/.installed  ## Run the tests of the vLLM backend on real vLLM
 
 # TRL says what the same episodes are worth to another trainer, and trains on ours through the bridge.
 test-trl: $(INSTALLED) $(TRL)/.installed  ## Run the tests that compare an update with TRL's, in .venv-trl.
-	$(BIN)/pytest tests/trl --timeout 600 -rs $(ARGS)
+	$(BIN)/pytest tests/trl -m 'not slow' --timeout 600 -rs $(ARGS)
 
 $(TRL)/.installed: constraints/trl.txt
 	@$(TRL)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(TRL)

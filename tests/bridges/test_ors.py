@@ -235,6 +235,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.system
 def test_a_client_killed_in_mid_episode_leaves_no_server_process(tmp_path: Path) -> None:
     servers = as_processes(tmp_path / "mcp.json", {}, "--limited")
     settings = (f"tools.servers={servers}", "tools.per_server.slack.isolation=episode")

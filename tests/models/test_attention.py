@@ -96,7 +96,9 @@ def test_random_trees_with_grouped_queries_attend_as_under_a_dense_mask(
         assert furthest(attend_tree, tree, inputs, seed) < 1e-5
 
 
-@pytest.mark.parametrize("max_scores", [1, 300, 2000, 1 << 28])
+@pytest.mark.parametrize(
+    "max_scores", [300, 1 << 28, *(pytest.param(n, marks=pytest.mark.system) for n in (1, 2000))]
+)
 def test_attention_without_a_flash_kernel_is_the_same_whole_and_in_parts(max_scores: int) -> None:
     def masked(*args: Any, **options: Any) -> torch.Tensor:
         return _attend_masked(*args, dropout=0.0, max_scores=max_scores, **options)

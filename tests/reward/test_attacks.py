@@ -241,6 +241,7 @@ def other_answers(value: Any, seen: Seen) -> list[str]:
     return [*dict.fromkeys(words), "Zorblax"][:3]
 
 
+@pytest.mark.system
 def test_no_attack_made_from_parts_pays_where_the_answer_line_is_asked_for() -> None:
     async def run() -> tuple[list[str], Counter[str]]:
         async with full_pool() as pool:

@@ -19,7 +19,7 @@ SEEDS = range(900, 903)
 PER_QUESTION = 150  # drawn from all that can be said
 
 
-@pytest.mark.parametrize("on_line", [True, False])
+@pytest.mark.parametrize("on_line", [True, pytest.param(False, marks=pytest.mark.system)])
 def test_one_in_a_hundred_of_the_forms_that_were_held_out_is_misjudged(on_line: bool) -> None:
     judged: Counter[bool] = Counter()
     wrongly: dict[bool, list[str]] = {True: [], False: []}

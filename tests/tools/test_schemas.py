@@ -154,7 +154,14 @@ def _in_bounded_time(what: object) -> Iterator[None]:
     assert time.process_time() - started_s < 20.0, what  # about one second at most; without a bound, minutes
 
 
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 10))])
+@pytest.mark.parametrize(
+    "part",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.system),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 10)),
+    ],
+)
 def test_of_a_thousand_malicious_schemas_and_patterns_none_hangs_or_breaks_a_check(part: int) -> None:
     usable = 0
     for seed in range(part * 100, part * 100 + 100):

@@ -105,7 +105,7 @@ def test_the_parts_of_each_mode() -> None:
 SIX = [
     Work("0.6b", "one row of 8,192", False),
     Work("4b", "16 x 320 on 3,000", False),
-    Work("4b", "64 x 80 on 3,000", True),
+    pytest.param(Work("4b", "64 x 80 on 3,000", True), marks=pytest.mark.system),
     Work("8b", "one row of 8,192", True),
     Work("0.6b", "one row of 8,192", True, is_lora=False),
     Work("1.7b", "16 x 320 on 3,000", False, is_lora=False),

@@ -17,6 +17,7 @@ from tests.trl.test_equality import PYTHON, ROOT
 
 _NEEDS = "import mcp, openai, trl"
 pytestmark = [
+    pytest.mark.system,
     pytest.mark.skipif(
         not PYTHON.is_file() or subprocess.run([PYTHON, "-c", _NEEDS], capture_output=True).returncode != 0,
         reason=f"TRL and mcpagent are not installed in one environment ({PYTHON}): make test-trl",

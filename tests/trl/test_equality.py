@@ -39,6 +39,7 @@ from tests.train.world import (
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("MCPAGENT_TRL_PYTHON", ROOT / ".venv-trl" / "bin" / "python"))
 pytestmark = [
+    pytest.mark.system,
     pytest.mark.skipif(
         not PYTHON.is_file(), reason=f"TRL's own environment is not there ({PYTHON}): make test-trl"
     ),

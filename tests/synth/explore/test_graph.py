@@ -35,6 +35,7 @@ from tests.synth.running import explored
 _Letter = Literal["a", "bb", "ccc", "dddd", "eeeee"]
 
 
+@pytest.mark.system
 def test_the_ships_of_a_long_list_are_asked_about_wherever_they_stand_in_it() -> None:
     tasks = explored(harbour().pool(), {"train": 150}).tasks["train"]
     asked = json.dumps([[step.params for step in task.truth.tool_sequence] for task in tasks])

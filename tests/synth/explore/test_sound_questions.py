@@ -77,6 +77,7 @@ def said(task: Task) -> str:
     return task.prompt[-1].content.lower()
 
 
+@pytest.mark.system
 def test_a_field_that_is_no_noun_is_asked_for_by_its_words(tasks: list[Task]) -> None:
     assert any("date pledged" in said(task) for task in tasks)
     assert not any("result" in said(task) for task in tasks)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.graph import Fact
@@ -50,6 +52,7 @@ def named(task: Task) -> set[str]:
     return {value for value in literal if "${" not in value}
 
 
+@pytest.mark.system
 def test_training_neither_asks_about_nor_begins_with_what_another_split_asks_about() -> None:
     fleet = World("fleet", list_ships, ship, cargo, captain)
     counts = {"train": 60, "validation": 5, "heldout": 25}

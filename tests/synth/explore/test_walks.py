@@ -63,6 +63,7 @@ def test_without_a_name_nothing_is_called_and_the_error_says_how_to_give_one() -
     assert "--read-only SERVER.TOOL" in (refused.value.remedy or "")
 
 
+@pytest.mark.system
 def test_a_question_says_what_is_wanted_and_never_what_the_tools_are_called() -> None:
     pool = ToolPool(builtin_servers(["polygon", "fmp", "tavily", "slack"], limited=False))
     tasks = explored(pool, {"train": 60}, seed=2).tasks["train"]
@@ -157,6 +158,7 @@ HULLS = {
 }
 
 
+@pytest.mark.system
 def test_what_lines_say_after_a_name_is_compared_chained_and_not_to_be_pasted() -> None:
     def lines(records: dict[str, dict[str, str]], key: str) -> str:
         if key not in records:

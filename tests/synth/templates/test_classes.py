@@ -139,6 +139,7 @@ CASES = {
 }
 
 
+@pytest.mark.system
 def test_what_is_not_fit_to_train_on_is_rejected_with_its_reason(tmp_path: Path) -> None:
     shared = "complexity: simple\nprompts: ['About {ticker}?']\nslots: {ticker: ticker}\n"
     (tmp_path / "pools.yaml").write_text(resource_path("templates/full/pools.yaml").read_text())

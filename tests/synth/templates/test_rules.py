@@ -81,6 +81,7 @@ def test_no_entity_of_one_split_is_seen_in_another(data: GeneratedData) -> None:
     assert not mentioned["validation"] & mentioned["heldout"]
 
 
+@pytest.mark.system
 def test_splits_keep_their_shares_and_depend_on_the_seed(data: GeneratedData) -> None:
     # 400 hashed entities, share 0.25: standard deviation sqrt(400 * .25 * .75) = 8.7; 100 +- 35 is 4 of them.
     assert 65 <= data.entities["heldout"]["ticker"] <= 135
@@ -90,6 +91,7 @@ def test_splits_keep_their_shares_and_depend_on_the_seed(data: GeneratedData) ->
     assert {task.id for task in other.tasks["train"]} != {task.id for task in data.tasks["train"][:40]}
 
 
+@pytest.mark.system
 def test_asking_for_more_train_tasks_keeps_those_that_were_there(data: GeneratedData) -> None:
     more = generate(seed=3, counts={"train": 80})
     assert more.tasks["train"][:60] == data.tasks["train"]
@@ -169,6 +171,7 @@ def test_posts_to_a_server_that_all_sessions_share_do_not_disturb_each_other(tmp
     assert set(data.rejects) <= {"duplicate"}
 
 
+@pytest.mark.system
 def test_asking_for_more_tasks_than_there_are_gives_those_and_says_which_split_is_short(
     tmp_path: Path,
 ) -> None:

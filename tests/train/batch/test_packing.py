@@ -229,7 +229,7 @@ class MixesNeighbours(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layers", [6, 80])
+@pytest.mark.parametrize("layers", [6, pytest.param(80, marks=pytest.mark.system)])
 def test_the_check_of_packing_takes_rounding_and_no_layer_that_mixes_neighbours(
     layers: int, dtype: torch.dtype
 ) -> None:
