@@ -158,7 +158,7 @@ KNOWN = {
     "twentyfifth": ((1, 0), (2, 0)),
     "twentysixth": ((2, 0), (2, 0)),
     "twentyseventh": ((0, 0), (7, 0)),
-    "twentyeighth": ((2, 0), (6, 2)),
+    "twentyeighth": ((2, 0), (6, 1)),
     "twentyninth": ((1, 0), (6, 0)),
     "thirtieth": ((1, 0), (9, 0)),
     "thirtyfirst": ((4, 0), (9, 1)),
@@ -168,7 +168,7 @@ KNOWN = {
     "thirtyfifth": ((1, 0), (1, 0)),
     "thirtysixth": ((1, 0), (5, 1)),
     "thirtyseventh": ((3, 0), (15, 0)),
-    "thirtyeighth": ((4, 0), (10, 0)),
+    "thirtyeighth": ((4, 0), (9, 0)),
     "thirtyninth": ((2, 0), (16, 0)),
     "fortieth": ((3, 0), (13, 2)),
     "fortyfirst": ((3, 0), (13, 0)),
@@ -185,7 +185,7 @@ KNOWN = {
     "fiftysecond": ((1, 0), (9, 0)),
     "fiftythird": ((3, 0), (8, 1)),
     "fiftyfourth": ((1, 0), (9, 2)),
-    "fiftyfifth": ((2, 0), (21, 0)),
+    "fiftyfifth": ((2, 0), (20, 0)),
     "fiftysixth": ((1, 0), (11, 2)),
     "fiftyseventh": ((0, 1), (13, 3)),
     "fiftyeighth": ((1, 0), (12, 1)),
@@ -195,7 +195,7 @@ KNOWN = {
     "sixtysecond": ((3, 1), (5, 1)),
     "sixtythird": ((6, 0), (15, 0)),
     "sixtyfourth": ((5, 0), (11, 2)),
-    "sixtyfifth": ((7, 0), (16, 0)),
+    "sixtyfifth": ((7, 0), (14, 0)),
 }
 
 

@@ -1419,6 +1419,21 @@ def test_a_value_is_read_on_the_line_and_in_a_free_text(
             "There is no information about the ice, only that it is -16.3 \u00b0C with 38 cm of snow.",
             "There is no information about the ice, only that it is -16.3 \u00b0C with 43 cm of snow.",
         ),
+        (
+            {"type": "name", "value": "trunk"},
+            "What's the default branch of atlas-docs?",
+            '[{"repo": "acme/atlas-core", "branch": "main"}, {"repo": "acme/atlas-docs", "branch": "trunk"}]',
+            "It's called trunk (atlas-core uses main instead).",
+            "It's called trunk (or main instead).",
+        ),
+        (
+            {"type": "set", "value": ["Ada Kurz", "Bo Lind"]},
+            "Who has accepted the invitation?",
+            '[{"who": "Ada Kurz", "is": "accepted"}, {"who": "Bo Lind", "is": "accepted"}, '
+            '{"who": "Cy Roth", "is": "declined"}]',
+            "Ada Kurz and Bo Lind said yes; Cy Roth declined.",
+            "Ada Kurz and Bo Lind said yes; Cy Roth accepted.",
+        ),
         # what chat models tell with a value is read
         (
             {"type": "name", "value": "Lake Run"},

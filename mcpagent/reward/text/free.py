@@ -141,10 +141,15 @@ def is_answer(check: AnswerCheck, answer: str, facts: Sequence[str], context: An
     for part in parts:
         if HEDGE.search(part) or part in remarks or is_about_another(part, facts, context):
             answer = answer.replace(part, "")
-    answer = _without_aside(CHANGED_FROM.sub(" ", answer))
+    answer = _without_other_things(_without_aside(CHANGED_FROM.sub(" ", answer)), facts, context)
     if check.type == "name":  # "it has been partially picked" names no other value than PICKED_PARTIAL
         answer = blanked(canonical(answer), worded_spans(facts[0], canonical(answer)), " ")
     return not is_dump(answer, facts, context, is_typed=is_typed)
+
+
+def _without_other_things(text: str, facts: Sequence[str], context: AnswerContext) -> str:
+    """A text without brackets, and parts behind a semicolon, that are about another thing than the facts."""
+    return _REMARKED.sub(lambda m: "" if is_about_another(m[1] or m[2], facts, context) else m[0], text)
 
 
 def _remarks(parts: Sequence[str], facts: Sequence[str], context: AnswerContext) -> list[str]:
@@ -175,10 +180,7 @@ def _states(check: AnswerCheck, value: Any, text: str, context: AnswerContext) -
         return _includes_all(as_facts(value), check, text, context)
     sentences = [text, *_SENTENCE.split(text), *_LINE.split(text)]
     sentences += [*map(_without_aside, sentences)]
-    facts = [*map(format_value, as_facts(value))]
-    sentences.append(
-        _REMARKED.sub(lambda m: "" if is_about_another(m[1] or m[2], facts, context) else m[0], text)
-    )
+    sentences.append(_without_other_things(text, [*map(format_value, as_facts(value))], context))
     sentences.append(
         _COMPARISON.sub(lambda m: m[0] if HEDGE.search(m[1]) or not re.search(r"\d", m[1]) else "", text)
     )

@@ -346,7 +346,7 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
     told, text = words(clause), canonical(clause)
     if told[:1] and told[0] in _PRONOUNS and not _THEN_CAME.match(clause):
         return False
-    has_verb = any(FUNCTION_WORDS.get(word) == "c" for word in told) or "".join(told[-1:]).endswith("ed")
+    has_verb = any(FUNCTION_WORDS.get(word) == "c" for word in told) or _ends_as_verb(told, context)
     if _is_of_other_line(text, tuple(facts), context, has_verb=has_verb):
         return True
     if not has_verb and ": " not in text:
@@ -368,6 +368,16 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
             if len(said) >= least and sum(len(leaf) > 1 for leaf in said) > has_fact:
                 return True
     return False
+
+
+def _ends_as_verb(told: Sequence[str], context: AnswerContext) -> bool:
+    """Whether the last word ends as a verb that tells what was done, or a word behind the first one ends as a
+    verb and neither the question nor a result has it: "Bo Lind declined", "the barn uses gas"."""
+    known = stems(canonical(context.said)).union(*(_stems(result.content) for result in context.results))
+    return "".join(told[-1:]).endswith("ed") or any(
+        word.endswith("s") and len(word) > 3 and word.isalpha() and stem(word) not in known
+        for word in told[1:]
+    )
 
 
 def _is_of_other_line(text: str, facts: tuple[str, ...], context: AnswerContext, *, has_verb: bool) -> bool:
