@@ -69,6 +69,7 @@ tests of the last ones say how much is left:
     sixtythird         6     0    13      0.4  the same, half as it is spoken; years, ranges, "that one"
     sixtyfourth        4     0.4  10      2    the same, people and models; tables, fields of the same thing
     sixtyfifth         5     0    11.5    0    after all these; short forms of pairs, other endings, remarks
+    sixtysixth         1.5   0     6      0    after the sixtyfifth
 
 Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
 twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
@@ -196,6 +197,7 @@ KNOWN = {
     "sixtythird": ((6, 0), (15, 0)),
     "sixtyfourth": ((5, 0), (11, 2)),
     "sixtyfifth": ((7, 0), (14, 0)),
+    "sixtysixth": ((1, 0), (7, 0)),
 }
 
 

@@ -1434,6 +1434,13 @@ def test_a_value_is_read_on_the_line_and_in_a_free_text(
             "Ada Kurz and Bo Lind said yes; Cy Roth declined.",
             "Ada Kurz and Bo Lind said yes; Cy Roth accepted.",
         ),
+        (
+            {"type": "name", "value": "checkout-web@4.12.1"},
+            "Which release did it first appear in?",
+            "It was first seen in release checkout-web@4.12.1 and last in checkout-web@4.13.0.",
+            "It first appeared in checkout-web 4.12.1.",
+            "It first appeared in checkout-web 4.13.0.",
+        ),
         # what chat models tell with a value is read
         (
             {"type": "name", "value": "Lake Run"},

@@ -34,7 +34,7 @@ _SWAPPED = (
 )
 _GENITIVE = re.compile(r"(.+) of (.+)")
 _DOTTED = re.compile(r"[a-z]+(?:[._](?:in|on|at|of|with|and|but|the|is))")  # returns.in is not returns.out
-_EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.\w+")
+_EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.[^\W\d]+")  # but no checkout-web@4.12.1
 _SIGNS = {"+": ("plus", "positive"), "-": ("minus", "negative")}
 _LEADING_MARKS = re.compile(r"[^\w\s]+(?=\w)")
 _BETWEEN_WORDS = frozenset(

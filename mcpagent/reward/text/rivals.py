@@ -373,9 +373,9 @@ def is_about_another(clause: str, facts: Sequence[str], context: AnswerContext) 
 def _ends_as_verb(told: Sequence[str], context: AnswerContext) -> bool:
     """Whether the last word ends as a verb that tells what was done, or a word behind the first one ends as a
     verb and neither the question nor a result has it: "Bo Lind declined", "the barn uses gas"."""
-    known = stems(canonical(context.said)).union(*(_stems(result.content) for result in context.results))
+    heard = stems(canonical(context.said)).union(*(_stems(result.content) for result in context.results))
     return "".join(told[-1:]).endswith("ed") or any(
-        word.endswith("s") and len(word) > 3 and word.isalpha() and stem(word) not in known
+        word.endswith("s") and len(word) > 3 and word.isalpha() and stem(word) not in heard
         for word in told[1:]
     )
 
