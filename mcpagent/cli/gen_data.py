@@ -197,13 +197,13 @@ def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, ll
 
 
 def _with_readers(tools: ToolsConfig, out: Path, console: Console, *, takes_guess: bool) -> ToolsConfig:
-    """Return the settings with the tools that only read though they do not say so, if nothing names them:
-    those that the folder remembers, else those whose names suggest it, which a person at a terminal is asked
-    about once."""
+    """Return the settings with the tools that only read though they do not say so: those that are named, and
+    with `takes_guess` those whose names suggest it; if none is named, those that the folder remembers, or
+    that a person at a terminal says when asked once."""
     from mcpagent.synth.explore.words import seems_to_read
     from mcpagent.tools.setup import open_tools
 
-    if tools.read_only:
+    if tools.read_only and not takes_guess:
         return tools
     kept = read_dataset_servers(out) if out.is_dir() else None
     names = () if kept is None else tuple(kept.settings.get(("tools", "read_only"), ()))
@@ -214,7 +214,7 @@ def _with_readers(tools: ToolsConfig, out: Path, console: Console, *, takes_gues
         names = tuple(spec.dotted for spec in silent if seems_to_read(spec))
         if silent and not takes_guess:
             names = _asked(silent, names, console)
-    return tools.model_copy(update={"read_only": names})
+    return tools.model_copy(update={"read_only": tuple(dict.fromkeys((*tools.read_only, *names)))})
 
 
 def _asked(silent: Sequence[ToolSpec], guess: tuple[str, ...], console: Console) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ class Candidates:
 
     @property
     def is_open(self) -> bool:
-        """Whether more of them may be tried; of what the schema gives always."""
+        """Whether more of them may be tried; of what the schema or the user gives always."""
         return self.rank == GIVEN or self.refused < max(_REFUSALS, self.accepted + 1)
 
 

@@ -31,13 +31,14 @@ SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 @dataclass(frozen=True)
 class Fact:
     """A call that gave an answer of its own. `page` counts from 1; `is_whole`: the lists of the answer are
-    all that there is."""
+    all that there is. `prose` is an answer that is no JSON."""
 
     spec: ToolSpec
     arguments: JsonObject
     leaves: tuple[Leaf, ...] = ()
     page: int = 1
     is_whole: bool = True
+    prose: str = ""
 
     @property
     def is_sayable(self) -> bool:

@@ -18,6 +18,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore.candidates import (
+    GIVEN,
     GUESSED,
     LIKELY,
     POSSIBLE,
@@ -77,7 +78,7 @@ class _Tool:
         names = spec.input_schema.get("properties", {})
         self.shape = argument_shape(spec, [name for name in names if f"{spec.dotted}.{name}" in seed_values])
         for slot in self.shape.slots:
-            slot.add("named by the user", LIKELY, seed_values.get(f"{spec.dotted}.{slot.name}", ()))
+            slot.add("named by the user", GIVEN, seed_values.get(f"{spec.dotted}.{slot.name}", ()))
             add_own_values(slot, spec, seed=seed, places=places)
         self.rng = Random(derive_seed(seed, "learn", spec.dotted))
         self.facts: list[Fact] = []
@@ -231,7 +232,8 @@ class _Learner:
         defaults = (slot.schema.get("default") for slot in tool.shape.slots)
         leaves += tuple(told_number(value, [*scalars(attempt.arguments), *defaults]))
         is_all = attempt.page == 1 and is_whole(tool.spec, attempt.arguments, value)
-        fact = Fact(tool.spec, attempt.arguments, leaves, attempt.page, is_all)
+        prose = "" if result.content.lstrip()[:1] in ("{", "[") else result.content
+        fact = Fact(tool.spec, attempt.arguments, leaves, attempt.page, is_all, prose)
         self._learn(fact)
         if result.truncated_chars:
             tool.cut += 1

@@ -29,6 +29,7 @@ from mcpagent.synth.explore.words import (
     GENERIC,
     IDENTIFIERS,
     PLACES,
+    name_words,
     noun_in,
     plural,
     singular,
@@ -226,9 +227,11 @@ def item_of(leaf: Leaf, fact: Fact, about: str) -> str | None:
                 leaf.value for leaf in names if not leaf.name or is_naming(leaf.name) or kind in leaf.name
             )
             if given.isdisjoint(map(str, same)):
+                is_said = has_name or not said.startswith((f"{kind} ", '"'))
+                if is_of_another(leaf, fact):
+                    kind, is_said = related(fact), True
                 if not kind:
                     return None
-                is_said = has_name or not said.startswith((f"{kind} ", '"'))
                 said = within(f"the {kind}", said) if is_said else said
         elif level.key and (kind or isinstance(level.called, str)):
             item = named(kind, level.called)
@@ -238,6 +241,32 @@ def item_of(leaf: Leaf, fact: Fact, about: str) -> str | None:
         else:
             return None
     return said
+
+
+def is_of_another(leaf: Leaf, fact: Fact) -> bool:
+    """Return whether a leaf is of another thing of the kind that the call is about: its record has another
+    value by the name of a parameter, or another identifier, as the one note that is linked to a note has."""
+    rows = [level.rows for level in leaf.levels]
+    record = [o for o in fact.leaves if not o.in_prose and [level.rows for level in o.levels] == rows]
+    head = singular(topic(fact.spec).rpartition(" ")[2])
+    for name, value in (*fact.texts, *fact.numbers):
+        asked, given = {*name_words(name)}, str(value).casefold()
+        told = [
+            str(other.value).casefold()
+            for other in record
+            if (words := {*name_words(other.name)}) == asked
+            or (words and words <= asked & IDENTIFIERS and head == kind_of(fact.spec, name))
+        ]
+        if told and not any(given in each or each in given for each in told):
+            return True
+    return False
+
+
+def related(fact: Fact) -> str:
+    """Return what a tool calls another thing of the kind that it is asked about: `linked note`; empty if its
+    name does not say it."""
+    thing = singular(topic(fact.spec))
+    return thing if " " in thing else ""
 
 
 def group_of(fact: Fact, level: Level) -> str:
@@ -258,11 +287,17 @@ def goal_of(leaf: Leaf, fact: Fact, *, about: str | None = None) -> str | None:
     if leaf.levels:
         item = item_of(leaf, fact, about)
         return within(f"the {field}", item) if item and field else None
+    if is_of_another(leaf, fact):
+        if not (related_thing := related(fact)):
+            return None
+        about = within(f"the {related_thing}", about)
     if not field:
         return f"the result of {about}" if about else None
     subject = topic(fact.spec) if topic(fact.spec) not in ("", field) else spaced(fact.spec.server)
     thing = singular(topic(fact.spec))
-    is_known = {thing, field} & set(about.split()) or thing == spaced(fact.spec.server)
+    told = {*map(singular, re.findall(r"[a-z]+", fact.spec.description.lower()))} or {thing}
+    # Nobody asks for the date of the git of a revision, as `git_show` is called.
+    is_known = {thing, field} & set(about.split()) or thing == spaced(fact.spec.server) or thing not in told
     # The date of the appointment of patient 12; the name of the client of country IT, the only one.
     is_picked = (
         not about.startswith('"')

@@ -6,6 +6,7 @@ expression of the answer over the results (`core.placeholders`), and what is ask
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from mcpagent.synth.explore.leaves import Leaf, at_step, column_of, is_naming, t
 from mcpagent.synth.explore.paging import is_paging
 from mcpagent.synth.explore.questions import goal_of, is_amount, is_worth_asking, thing_of
 from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk
-from mcpagent.synth.explore.words import name_words, topic
+from mcpagent.synth.explore.words import IDENTIFIERS, name_words, topic
 
 _LONGEST = 4  # calls of a walk
 _FEW = 4  # things that are compared
@@ -129,7 +130,7 @@ class Shapes:
 
     def both(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return the same field of two things, or which of several has the most of it."""
-        if leaf.levels or len(list(scalars(fact.arguments))) != 1:
+        if leaf.levels or len(list(scalars(fact.arguments))) != 1 or questions.is_of_another(leaf, fact):
             return None
         alike = [o for o in self._by_spec[fact.spec.dotted] if o.arguments.keys() == fact.arguments.keys()]
         by_value = {str(leaf.value): (fact, leaf)}
@@ -298,7 +299,7 @@ class Shapes:
             }
             self._askable_of[id(fact)] = [
                 (leaf, goal)
-                for leaf in fact.leaves
+                for leaf in (() if self._names_another(fact) else fact.leaves)
                 if is_worth_asking(leaf, fact)
                 and (fact.arguments or not leaf.is_line)  # `Ada: on the late shift` in a list of guards
                 and (leaf.expression, leaf.value) not in plain
@@ -307,6 +308,25 @@ class Shapes:
                 and (goal := self._clear_goal(leaf, fact))
             ]
         return self._askable_of[id(fact)]
+
+    def _names_another(self, fact: Fact) -> bool:
+        """Whether a text names another thing that can be asked about, and not the one that the call is about:
+        `1. Ash (N-395)` of the notes that are like N-378."""
+        words = {*re.findall(r"[\w-]+", fact.prose)}
+        return any(
+            value not in words and words & self._given[name]
+            for name, value in fact.texts
+            if IDENTIFIERS & {*name_words(name)}
+        )
+
+    @cached_property
+    def _given(self) -> Mapping[str, set[str]]:
+        """What calls were made with, by parameter."""
+        given: dict[str, set[str]] = {}
+        for fact in self.graph.facts:
+            for name, value in fact.texts:
+                given.setdefault(name, set()).add(value)
+        return given
 
     def _is_amount(self, leaf: Leaf, values: Sequence[Any]) -> bool:
         """Whether a field has the highest of such values: one that tools are asked by names a thing."""

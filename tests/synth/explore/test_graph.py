@@ -478,3 +478,16 @@ def test_a_list_that_is_cut_still_names_things_to_ask_of_the_other_tools() -> No
     graph = World("house", read_all, open_room).learned()
     assert {fact.spec.name for fact in graph.facts} == {"open_room"} and len(graph.facts) >= 10
     assert [silence.reason for silence in graph.silences] == ["too_long"]
+
+
+def test_a_value_that_the_user_names_is_tried_before_what_a_schema_suggests() -> None:
+    def search_rows(expression: str, sheet: str = "birds") -> dict[str, Any]:
+        """Search rows. expression: one of "(30 + 29) * 15", "2 + 2" or "7 / 2"."""
+        if expression != "Nightjar":
+            raise ToolError(f"nothing is found for {expression}")
+        return {"row": 14, "ring": "KE-1180", "sheet": sheet}
+
+    world = World("orchard", search_rows)
+    graph = world.learned(seed_values={"orchard.search_rows.expression": ["Nightjar"]})
+    assert world.asked[0][1]["expression"] == "Nightjar"
+    assert graph.facts

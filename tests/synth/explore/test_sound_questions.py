@@ -10,6 +10,10 @@ import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
 from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolSpec
+from mcpagent.synth.explore.graph import Fact
+from mcpagent.synth.explore.leaves import Leaf
+from mcpagent.synth.explore.questions import goal_of
 from mcpagent.synth.explore.shapes import Shapes
 from mcpagent.synth.explore.tasks import Asked
 from tests.synth.explore.worlds import World
@@ -159,3 +163,70 @@ def test_two_things_of_one_name_leave_the_others_theirs() -> None:
     asked = {walk.goal.lower() for _ in range(500) if (walk := shapes.draw(rng)) is not None}
     assert "the weight of game kiln" in asked and "the weight of game ironbark" in asked
     assert not [goal for goal in asked if "lowland" in goal]
+
+
+_TITLES = ("Raku", "Celadon", "Slips", "Wedging", "Bisque", "Ash", "Salt", "Terra")
+_TAGS = (
+    "firing, kiln",
+    "glaze, kiln",
+    "clay, blue",
+    "clay, hands",
+    "firing, first",
+    "glaze, wood",
+    "salt, red",
+)
+NOTES = {
+    f"N-{310 + 17 * n}": {"title": title, "tags": tags}
+    for n, (title, tags) in enumerate(zip(_TITLES, (*_TAGS, "clay, old"), strict=True))
+}
+
+
+def notebook(shape: str) -> World:
+    """Of notes that each are linked to the next one."""
+
+    def list_notes() -> dict[str, Any]:
+        """All notes."""
+        return {"notes": [{"note_id": note, "title": told["title"]} for note, told in NOTES.items()]}
+
+    def get_note(title: str) -> dict[str, Any]:
+        """One note, by its title."""
+        if title not in _TITLES:
+            raise ToolError(f"there is no {title}")
+        return next({"note_id": n, **told} for n, told in NOTES.items() if told["title"] == title)
+
+    def get_linked_notes(note_id: str) -> Any:
+        """The notes that a note is linked to."""
+        if note_id not in NOTES:
+            raise ToolError(f"there is no {note_id}")
+        other = [*NOTES][([*NOTES].index(note_id) + 1) % len(NOTES)]
+        row = {"note_id": other, **NOTES[other]}
+        text = f"1. {row['title']} (ID: {other})\n   Tags: {row['tags']}"
+        return {"record": row, "list": [row], "named list": {"notes": [row]}, "text": text}[shape]
+
+    return World("slips", list_notes, get_note, get_linked_notes)
+
+
+@pytest.mark.parametrize("shape", ["record", "list", "named list", "text"])
+def test_what_one_other_thing_has_is_not_told_of_the_thing_that_was_asked_about(shape: str) -> None:
+    """Of `get_linked_notes(N-310)` that shows N-327 alone, the tags are those of N-327."""
+    graph = notebook(shape).learned(seed=11)
+    shapes, rng = Shapes(graph, graph.facts), Random(5)
+    walks = [walk for _ in range(1500) if (walk := shapes.draw(rng)) is not None]
+    plain = [w for w in walks if re.fullmatch(r"the (?:tags|title) of note N-\d+", w.goal) and not w.lack]
+    wrong = [w.goal for w in plain if {step.fact.spec.name for step in w.steps} - {"list_notes", "get_note"}]
+    assert not wrong and not [w.goal for w in walks if w.shape == "both" and "N-" in w.goal]
+    related = {walk.goal for walk in walks if "the linked note of note N-" in walk.goal}
+    assert bool(related) is (shape != "text"), "the text does not say which fields are whose"
+
+
+@pytest.mark.parametrize(
+    ("tool", "description", "goal"),
+    [
+        ("git_show", "Shows the contents of a commit.", "the date of revision afa689e"),
+        ("find_visit", "The visit of a revision.", "the date of the visit of revision afa689e"),
+    ],
+)
+def test_a_thing_has_the_name_by_which_the_tool_tells_of_it(tool: str, description: str, goal: str) -> None:
+    spec = ToolSpec(server="almanac", name=tool, description=description, input_schema={})
+    fact = Fact(spec, {"revision": "afa689e"}, (Leaf("@.date", "2026-03-04", ("date",)),))
+    assert goal_of(fact.leaves[0], fact) == goal

@@ -59,6 +59,10 @@ def test_the_guess_is_taken_if_told_and_stands_beside_the_dataset(tmp_path: Path
     assert "break_lamp" not in (tmp_path / "log").read_text()
     again = mcpagent(*words, "--overwrite", cwd=tmp_path)
     assert again.returncode == 0, "the guess that was taken is remembered"
+    both = mcpagent(*words, "--overwrite", "--yes-read-only", "--read-only", "silent.get_lamp", cwd=tmp_path)
+    assert both.returncode == 0, both.stderr
+    kept = yaml.safe_load((tmp_path / "d" / "servers.yaml").read_text())["tools"]["read_only"]
+    assert sorted(kept) == ["silent.get_lamp", "silent.list_lamps"], "the guess next to what is named"
 
 
 @pytest.mark.system
