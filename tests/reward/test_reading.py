@@ -1378,6 +1378,13 @@ def test_a_value_is_read_on_the_line_and_in_a_free_text(
             "Lot L7740 expires before March 2027.",
         ),
         (
+            {"type": "pairs", "value": {"Elm": 45, "Oak": 7}},
+            "How many loans do Elm and Oak have?",
+            "Elm has 45 loans, Oak 7, and more than 3 readers came to each.",
+            "Elm has 45 loans, Oak 7.",
+            "Elm has more than 45 loans, Oak 7.",
+        ),
+        (
             {"type": "date", "value": "1897", "precision": "year"},
             "In what year was the crane put up?",
             "The crane was ordered in 1895 and put up in 1897.",

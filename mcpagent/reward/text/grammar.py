@@ -29,7 +29,7 @@ from mcpagent.reward.text.amounts import (
 from mcpagent.reward.text.canonical import canonical, is_number_word
 from mcpagent.reward.text.moments import Span, agree, moment_is, moments, whole_moment
 from mcpagent.reward.text.names import words
-from mcpagent.reward.text.phrasing import HEDGE, AnswerContext, is_qualified, tokens
+from mcpagent.reward.text.phrasing import HEDGE, AnswerContext, is_qualified
 from mcpagent.reward.text.reading import says, spans_of
 from mcpagent.reward.text.shown import shown_records
 from mcpagent.reward.text.vocabulary import (
@@ -285,15 +285,11 @@ def is_bare(
 
 def is_any_qualified(text: str, spans: Sequence[Span], context: AnswerContext, kind: str) -> bool:
     """Return whether one of several values is not what is said (see `is_qualified`). A value qualifies no
-    other one ("double 145" of a single and a double room), nor do words that a result has so: "best before".
-    """
+    other one ("double 145" of a single and a double room), nor does a field's name: "best before"."""
     rest = blanked(text, spans)
     return any(
         is_qualified(rest[:start] + text[start:end] + rest[end:], start, end, is_amount=kind in AMOUNTS)
-        and not (
-            len(told := tokens(rest[:start])[-2:]) == 2
-            and any(f" {' '.join(told)} " in line for line in context.token_lines)
-        )
+        and not (len(told := words(rest[:start])[-2:]) == 2 and {*told} <= field_labels(context))
         for start, end in spans
     )
 
