@@ -69,6 +69,7 @@ AnswerType = Literal[
     "pairs",
     "choice",
     "yes_no",
+    "none",
     "string",
     "regex",
     "must_include",
@@ -77,32 +78,30 @@ AnswerType = Literal[
 
 
 class AnswerCheck(OpenRecord):
-    """How the final answer is judged: by the kind of thing that it is.
+    """How the final answer is judged, by the kind of thing that it is; the question states the form of it
+    (`mcpagent.core.answer_line`), and the answer line is read in that form (`mcpagent.reward.answer`).
 
-    number: equals `value` as precisely as the answer shows it (two decimals and three digits at least), or
-    within `tolerance` (absolute); `unit` is what it is counted in, and another unit must come to the same.
-    date: a date, a time or both, in ISO form (`2026-05-05T09:34`); `precision` says how much of it must be
-    said. name: a name or a short text. set, list: the items in any order, or in this one. pairs: an object of
-    things and their values, which must belong together. choice: one of `options`. yes_no: true or false.
+    number: equals `value`, within `tolerance` (absolute); with `decimals`, it is rounded to that many. `unit`
+    is what it is counted in. date: a date, a time or both, in ISO form; `precision` says how much of it.
+    name: a short text, as the tools write it. set, list: items of one type in any order, or in this one.
+    pairs: an object of things and their values, of one type. choice: one of `options`. yes_no: true or false.
+    none: the tools cannot tell; `form` is the type that the question asks for all the same.
     `accept` holds other right values of the same type.
 
-    Datasets of others also have string: equal after trimming and case folding. regex: `value` is found.
-    must_include: every fact of `value` is found.
-    abstention: no tool is right, or the plan finds nothing, and the answer invents nothing
-    (`mcpagent.reward.text.abstention`); `value` is `cannot`, `asks` or `replies`, `about` names what is to be
-    asked for, `without` what must not be said.
+    Datasets of others also have string: equal as names are. regex: `value` is found. must_include: every fact
+    of `value` is found. abstention: no tool is right, as `none`.
     Values may hold `${stepN.path}` references, resolved against the real results of the episode.
     """
 
     type: AnswerType
-    value: Any
+    value: Any = None
     tolerance: float = 0.0
+    decimals: int | None = Field(default=None, ge=0, le=10)
     unit: str | None = None
     precision: Literal["year", "month", "day", "minute", "second"] | None = None
     options: tuple[Any, ...] = ()
     accept: tuple[Any, ...] = ()
-    about: tuple[str, ...] = ()
-    without: tuple[Any, ...] = ()
+    form: AnswerType | None = None
 
 
 class EvidenceFact(OpenRecord):
@@ -151,7 +150,7 @@ class GroundTruth(OpenRecord):
     tool_sequence: tuple[PlanStep, ...] = ()
     limits: TaskLimits = TaskLimits()
     final_answer: AnswerCheck | None = None
-    answer_line: bool = False  # the answer is the last line, `Answer: ...`, and that line alone is graded
+    answer_line: bool = False  # the last line of the last message is `Answer: ...`, and it alone is graded
     evidence: tuple[EvidenceFact, ...] = ()
     state: dict[str, tuple[StateCheck, ...]] = {}
     setup: dict[str, tuple[StateCall, ...]] = {}
@@ -162,6 +161,14 @@ class GroundTruth(OpenRecord):
     quiet_turns: tuple[int, ...] | None = None  # in which no call is right; None: see `reward.rule`
     reference_answer: str | None = None  # what a right final message says; may hold references
     judge_rubric: str | JsonObject | None = None  # what a judge goes by, also as criteria; None: any task's
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether no tool can do what is asked: the right answer is none, or a word without a call."""
+        check = self.final_answer
+        return self.abstain or (
+            not self.tool_sequence and check is not None and check.type in ("none", "abstention")
+        )
 
 
 class RewardSpec(OpenRecord):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mcpagent.core.answer_line import without_form
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import StateCheck, Task
 from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
@@ -308,7 +309,9 @@ class Episode:
             message, _ = cut_middle(remaining[0], self._limits.message_limit_chars)
             simulated = None
             if self._user is not None:
-                message, simulated = await self._user.say(self._turn_of_user(message, text), seed=self._seed)
+                goal = without_form(message)
+                said, simulated = await self._user.say(self._turn_of_user(goal, text), seed=self._seed)
+                message = f"{said}{message[len(goal) :]}"
             self._said.append(message)
             message, added = self._add_tools(message)
             output = self._advance(CallOutcome(), (), user_message=message, added=added)

@@ -18,7 +18,7 @@ from mcpagent.core.values import numbers_in, scalars
 from mcpagent.errors import EpisodeError
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
-from mcpagent.reward.text.phrasing import has_words, plain
+from mcpagent.reward.answer.shown import stands_in
 
 _ATTEMPTS = 3  # at one message; after them the script is said
 _MAX_TOKENS = 200
@@ -54,7 +54,7 @@ class UserTurn:
 def secrets_of(task: Task) -> list[str]:
     """Return the texts of a task's answer, which are not the user's to know."""
     check = task.truth.final_answer
-    answer = None if check is None or check.type in ("regex", "abstention") else check.value
+    answer = None if check is None or check.type == "regex" else check.value
     texts = [value for value in scalars(answer) if isinstance(value, str)]
     return [text for text in texts if not reference_texts(text)]
 
@@ -76,11 +76,9 @@ def fault_of(text: str, turn: UserTurn) -> str | None:
         return f"says {', '.join(invented)}, which the user does not know"
     if strange := set(numbers_in(text)) - set(numbers_in(own_words)):
         return f"says {sorted(map(str, strange))[0]}, which the user does not know"
-    spoken, heard = plain(text), plain(own_words)
     for value in (*turn.secrets, *_texts_of(turn.results)):
-        words = plain(value)
-        is_long_enough = _MIN_VALUE <= len(words) <= _MAX_VALUE
-        if is_long_enough and has_words(words, spoken) and not has_words(words, heard):
+        is_long_enough = _MIN_VALUE <= len(value) <= _MAX_VALUE
+        if is_long_enough and stands_in(value, text) and not stands_in(value, own_words):
             return f"says {value!r}, which is for a tool to tell"
     if tool := next((name for name in turn.tool_names if "_" in name and name in text), None):
         return f"names the tool {tool}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from mcpagent.core.answer_line import with_answer_line, written_answer
+from mcpagent.core.answer_line import right_message
 from mcpagent.core.placeholders import (
     PlaceholderError,
     format_value,
@@ -20,7 +20,7 @@ from mcpagent.core.placeholders import (
     text_value,
 )
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import AnswerCheck, GroundTruth, PlanStep, Task
+from mcpagent.core.tasks import PlanStep, Task
 from mcpagent.core.tools import search_name
 from mcpagent.core.trajectory import Completion
 from mcpagent.core.values import scalars
@@ -187,16 +187,15 @@ class _GoldPlan:
         user_turn: int,
         request: CompletionRequest,
     ) -> str | None:
-        """Return the search for what is due and not loaded, or for what an abstention says there is not;
+        """Return the search for what is due and not loaded, or for what a refusal says there is not;
         None if nothing needs one."""
         truth = self._task.truth
         said = [m.content for m in self._task.prompt if m.role == "user"][-1]
         if user_turn:
             said = truth.user_turns[user_turn - 1]
         whole = " ".join(said.split())[:_MAX_QUERY_CHARS] or "anything"
-        check = truth.final_answer
         if not due:
-            seeks = truth.abstain and check is not None and check.value == "cannot" and not queries
+            seeks = truth.is_refusal and "withheld" in self._task.extra_info and not queries
             return call_text(search, {"query": whole}) if seeks else None
         missing = next((step for step in due if _shown_name(step, request) is None), None)
         if missing is None:
@@ -239,11 +238,10 @@ class _GoldPlan:
             return self._question(user_turn) or "Done."
         if flaw.tool is not None:
             return self._guess(_first_value(results))
-        return _final_text(self._task, results)
+        return right_message(self._task, results) or "Done."
 
     def _guess(self, value: str) -> str:
-        told = f"The answer is {value}."
-        return with_answer_line(told, value) if self._task.truth.answer_line else told
+        return f"Answer: {value}" if self._task.truth.answer_line else f"The answer is {value}."
 
     def _partial_answer(self, step: PlanStep, results: Mapping[str, Any]) -> str:
         """Return what `step` would have used; if that is nothing of the results, the part of the answer
@@ -329,36 +327,6 @@ def _as_text(answer: str) -> str:
     thought."""
     text = _FENCE.sub("``` ", _TAG.sub("&lt;", answer))
     return f"The answer is {text}" if _CALL.match(text) else text
-
-
-def _final_text(task: Task, results: Mapping[str, Any]) -> str:
-    truth, check = task.truth, task.truth.final_answer
-    told = _told(truth, results)
-    if not truth.answer_line:
-        return told
-    if check is None or check.type == "regex":
-        return with_answer_line(told, "done")
-    none = check.type == "abstention"
-    return with_answer_line(told, None if none else resolve_references(check.value, results))
-
-
-def _told(truth: GroundTruth, results: Mapping[str, Any]) -> str:
-    if truth.reference_answer is not None:
-        return format_value(resolve_references(truth.reference_answer, results))
-    if truth.final_answer is not None and truth.final_answer.type == "abstention":
-        return _abstention(truth.final_answer)
-    if truth.final_answer is None or truth.final_answer.type == "regex":
-        return "None of the tools is needed." if truth.abstain else "Done."
-    value = resolve_references(truth.final_answer.value, results)
-    if isinstance(value, list | dict | bool):
-        return written_answer(value)
-    return f"The answer is {format_value(value)}." if truth.final_answer.type == "number" else str(value)
-
-
-def _abstention(check: AnswerCheck) -> str:
-    if check.value == "asks":
-        return f"Which {check.about[0] if check.about else 'one'} do you mean?"
-    return "You are welcome." if check.value == "replies" else "None of the tools that I have can do that."
 
 
 def _value_for(step: PlanStep, results: Mapping[str, Any]) -> str:

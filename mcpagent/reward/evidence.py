@@ -1,24 +1,26 @@
 """What an episode has seen: which call showed a fact about the thing that was asked for.
 
-A fact is shown if its value stands in what the model was shown of an ordinary result, about the right
-thing: each of its identifiers stands in the arguments of that call, or in the same record as the value.
+A fact is shown if its value stands in a record of an ordinary result (`mcpagent.reward.answer.shown`), about
+the right thing: each of its identifiers stands in the arguments of that call, or in the same record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from mcpagent.core.placeholders import (
     PlaceholderError,
     format_value,
+    nested_value,
     resolve_references,
+    text_value,
 )
 from mcpagent.core.tasks import EvidenceFact
-from mcpagent.core.values import scalars
+from mcpagent.core.values import is_json_array, is_json_object, scalars
+from mcpagent.reward.answer.shown import stands_in
 from mcpagent.reward.record import RecordedCall
-from mcpagent.reward.text.reading import says
-from mcpagent.reward.text.shown import shown_records
 
 
 def showing_calls(
@@ -33,28 +35,58 @@ def _first_showing(
     fact: EvidenceFact, calls: Sequence[RecordedCall], results: Mapping[str, Any]
 ) -> int | None:
     try:
-        value = resolve_references(fact.value, results)
+        value, about = resolve_references([fact.value, list(fact.about)], results)
     except PlaceholderError:
         return None
-    for index, made in enumerate(calls):
-        if made.was_made and not made.result.is_error and shows(value, fact.about, made):
-            return index
-    return None
+    made = (at for at, call in enumerate(calls) if call.was_made and not call.result.is_error)
+    return next((at for at in made if shows(value, about, calls[at])), None)
 
 
 def shows(value: Any, about: Sequence[str | Sequence[str]], made: RecordedCall) -> bool:
     """Return whether the result of a call shows `value` about what `about` identifies."""
-    told = " \n ".join(format_value(leaf) for leaf in scalars(made.call.arguments))
-    left = [[names] if isinstance(names, str) else list(names) for names in about]
-    left = [names for names in left if not any(says(name, told) for name in names)]
-    if value is None or value == "":
+    if value in (None, ""):
         return False
+    told = "\n".join(map(format_value, scalars(made.call.arguments)))
+    names = [[each] if isinstance(each, str) else list(each) for each in about]
+    left = [same for same in names if not any(stands_in(name, told) for name in same)]
     return any(
-        any(_is_said(value, leaf) for leaf in record.leaves)
-        and all(any(says(name, text) for text in record.texts for name in names) for names in left)
-        for record in shown_records(made.result.content)
+        any(stands_in(value, leaf) for leaf in leaves)
+        and all(any(stands_in(name, text) for name in same for text in (*leaves, *around)) for same in left)
+        for leaves, around in _records(made.result.content)
     )
 
 
-def _is_said(value: Any, leaf: str) -> bool:
-    return leaf == format_value(value) if isinstance(value, bool) else says(value, leaf)
+@lru_cache(maxsize=512)
+def _records(content: str) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+    """The records of a shown result, each as its values and what stands around it: the objects of lists, the
+    rows of a table, the lines and the paragraphs of any other text."""
+    value: Any = text_value(content)
+    if [*value] == ["text"]:
+        value = nested_value(content)
+        if isinstance(value, str):
+            parts = (*content.splitlines(), *content.split("\n\n"))
+            return tuple(((part,), ()) for part in parts if part.strip())
+    return tuple(_walk(value, ()))
+
+
+def _walk(value: Any, around: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    leaves, names, lists = list[str](), list[str](), list[tuple[str, Any]]()
+    left = [value]
+    while left:
+        part = left.pop()
+        part = nested_value(part) if isinstance(part, str) else part
+        keyed = is_json_object(part) and len(part) > 1 and all(map(is_json_object, part.values()))
+        if keyed or (is_json_array(part) and any(map(is_json_object, part))):
+            lists += part.items() if is_json_object(part) else [("", item) for item in part]
+        elif is_json_object(part):
+            names += map(str, part)
+            left += part.values()
+        elif is_json_array(part):
+            left += part
+        else:
+            leaves.append(format_value(part))
+    own = (*around, *leaves, *names)
+    if leaves or not lists:
+        yield tuple(leaves), (*around, *names)
+    for name, item in lists:
+        yield from _walk(item, (*own, name))

@@ -20,9 +20,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from mcpagent.config.environment import resource_path
-from mcpagent.core.answer_line import written_answer
 from mcpagent.core.hidden_text import without_hidden, without_marks
-from mcpagent.core.placeholders import resolve_references
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tasks import GroundTruth, Task
 from mcpagent.core.trajectory import Judgement, JudgeVote, RewardTerm
@@ -30,7 +28,6 @@ from mcpagent.core.values import is_json_object
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatReply, ChatRequest, Finish
-from mcpagent.reward.assignment import assign
 from mcpagent.reward.record import EpisodeRecord, user_messages
 from mcpagent.reward.rule import INVALID_COST, MAX_PENALTY, WEIGHTS, grade_by_rule
 from mcpagent.storage.yaml_file import read_yaml, validate_yaml
@@ -219,8 +216,6 @@ def question(
     ordered = dict(reversed(parts.items())) if variant.is_reversed else parts
     data = without_marks(without_hidden(json.dumps(ordered, ensure_ascii=False, indent=1))[0])
     rubric = rubric_text(task) or texts.rubric
-    if is_left_open(task, record):
-        rubric = f"{_fill(texts.answer, value=_expected(task, record))}\n\n{rubric_text(task)}"
     if opposite_of is not None:
         word = _derived("word", data)  # no text holds its own hash, so that it is certain to be missing
         rubric = _fill(texts.impossible if opposite_of else texts.certain, word=word)
@@ -279,16 +274,7 @@ def has_checkable_truth(truth: GroundTruth) -> bool:
 def is_left_open(task: Task, record: EpisodeRecord) -> bool:
     """Return whether nothing but words around the right value keeps the rule from a success, and none of them
     denies it, doubts it or is of another value that was seen: what an answer says then is for a judge."""
-    if task.reward_spec.method != "rule+judge" or task.truth.final_answer is None:
-        return False
-    if _value(grade_by_rule(task, record), "success") != 0.0:
-        return False
-    return _value(grade_by_rule(task, record, is_lenient=True), "success") == 1.0
-
-
-def _expected(task: Task, record: EpisodeRecord) -> str:
-    check, results = task.truth.final_answer, assign(task.truth.tool_sequence, record.calls).results
-    return "" if check is None else json.dumps(written_answer(resolve_references(check.value, results)))
+    return False
 
 
 def is_open_to_judge(task: Task, record: EpisodeRecord) -> bool:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
-from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references
+from mcpagent.core.answer_line import folded
+from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import GroundTruth, PlanStep, StateCheck, Task
 from mcpagent.core.trajectory import RewardTerm, StopReason
-from mcpagent.reward.answer import answer_holds, state_holds
+from mcpagent.reward.answer.verdict import Verdict, verdict_on
 from mcpagent.reward.assignment import Assignment, assign
 from mcpagent.reward.evidence import showing_calls
-from mcpagent.reward.record import EpisodeRecord, RecordedCall, attempted_turns, state_readings, user_messages
-from mcpagent.reward.text.phrasing import AnswerContext, plain
+from mcpagent.reward.record import EpisodeRecord, RecordedCall, attempted_turns, state_readings
+from mcpagent.reward.state import state_holds
 
 
 def required_calls(
@@ -52,13 +52,13 @@ def required_calls(
 def _was_sought(step: PlanStep, calls: Sequence[RecordedCall]) -> bool:
     """Whether a call looked for what `step` does not find: it asked the server for one of its values,
     whatever came back, or the result is an ordinary one, such as the list that has no such item."""
-    sought = {plain(format_value(value)) for value in step.params.values()}
+    sought = {folded(format_value(value)) for value in step.params.values()}
     return any(
         made.was_made
         and (made.user_turn, made.call.server) == (step.user_turn, step.server)
         and (
             not made.result.is_error
-            or sought & {plain(format_value(value)) for value in made.call.arguments.values()}
+            or sought & {folded(format_value(value)) for value in made.call.arguments.values()}
         )
         for made in calls
     )
@@ -168,14 +168,14 @@ FREE_SEARCHES = 2  # a user turn, besides one for each call of its plan
 WEIGHTS = {"success": SUCCESS_WEIGHT, "partial": PARTIAL_WEIGHT, "penalty": PENALTY_WEIGHT}
 _PARTIAL_SHARES = {"S": 0.5, "coverage": 0.25, "answer": 0.25}
 TERM_NAMES = (
-    *("success", "partial", "penalty", "S", "coverage", "answer", "must_call", "state", "abstain"),
-    *("stray_writes", "excess", "invalid_rate", "sequence_exact"),
+    *("success", "partial", "penalty", "S", "coverage", "answer", "answer_form", "must_call", "state"),
+    *("abstain", "stray_writes", "excess", "invalid_rate", "sequence_exact"),
 )
 
 
-def grade_by_rule(task: Task, record: EpisodeRecord, *, is_lenient: bool = False) -> tuple[RewardTerm, ...]:
+def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     """Return the terms of an ended episode, named and ordered as TERM_NAMES; only the first three have a
-    weight. `is_lenient` as in `AnswerContext`.
+    weight.
 
     None is the value of a term that the task does not have. An episode in which the machinery failed or the
     deadline passed is unscored: every term is None.
@@ -185,7 +185,7 @@ def grade_by_rule(task: Task, record: EpisodeRecord, *, is_lenient: bool = False
     truth, calls = task.truth, record.calls
     assignment = assign(truth.tool_sequence, calls)
     seen = showing_calls(truth.evidence, calls, assignment.results)
-    values = _components(task, record, calls, assignment, seen, is_lenient=is_lenient)
+    values = _components(task, record, calls, assignment, seen)
     is_missing = record.stop_reason is StopReason.NOT_RECORDED
     values["success"] = 0.0 if is_missing else _success(truth, values)
     values["partial"] = _partial(truth, values)
@@ -255,8 +255,6 @@ def _components(
     calls: Sequence[RecordedCall],
     assignment: Assignment,
     seen: Sequence[int | None],
-    *,
-    is_lenient: bool,
 ) -> dict[str, float | None]:
     """S, coverage and the gates; None if the task has no such component or it was not read."""
     truth = task.truth
@@ -275,15 +273,11 @@ def _components(
         values["S"] = float(quiet and all(credit == 1.0 for credit, _ in earned))
         values["sequence_exact"] = float(_is_sequence_exact(truth, record, calls, assignment))
     if truth.final_answer is not None:
-        context = replace(_context(task, record, assignment), is_lenient=is_lenient)
-        holds = answer_holds(
-            truth.final_answer,
-            record.final_answer,
-            assignment.results,
-            context,
-            on_line=truth.answer_line,
+        verdict = verdict_on(
+            truth.final_answer, record.final_answer, assignment.results, on_line=truth.answer_line
         )
-        values["answer"] = float(holds)
+        values["answer"] = float(verdict is Verdict.RIGHT)
+        values["answer_form"] = float(verdict.is_in_form) if truth.answer_line else None
     values["must_call"] = required_calls(truth, calls, assignment, record.read_only, seen)
     if quiet := quiet_turns(truth):
         values["abstain"] = float(attempted.isdisjoint(quiet))
@@ -310,25 +304,6 @@ def _earned(
         *((float(position is not None), position) for position in seen),
         *((assignment.credit[step], assignment.credited_call.get(step)) for step in steps),
     ]
-
-
-def _context(task: Task, record: EpisodeRecord, assignment: Assignment) -> AnswerContext:
-    described = [message.content for message in task.prompt if message.role == "system"]
-    # Of a search the names alone: what servers say of their tools is no source of facts.
-    loaded = [name for turn in record.turns for _, result in turn.searches for name in result.loaded or ()]
-    reference = task.truth.reference_answer
-    try:
-        reference = (
-            None if reference is None else format_value(resolve_references(reference, assignment.results))
-        )
-    except PlaceholderError:
-        reference = None
-    return AnswerContext(
-        said="\n".join(user_messages(task)),
-        offered="\n".join([*described, *loaded]),
-        reference=reference,
-        results=tuple(made.result for made in record.calls),
-    )
 
 
 def _state(truth: GroundTruth, record: EpisodeRecord, assignment: Assignment) -> float | None:
@@ -375,12 +350,14 @@ def _success(truth: GroundTruth, values: dict[str, float | None]) -> float | Non
 
 
 def _partial(truth: GroundTruth, values: dict[str, float | None]) -> float | None:
-    """The shares of what the task has; if it has none of them, success is all that can be said. If no
-    call is right there is nothing to do by halves: silence alone, or an invented answer, earns nothing. Who
-    writes what was not asked for has half of it."""
+    """The shares of what the task has; if it has none of them, success is all that can be said. An answer
+    counts if all else holds: one that is not earned is worth no more than none. If no call is right there is
+    nothing to do by halves. Who writes what was not asked for has half of it."""
     present = {name: value for name in _PARTIAL_SHARES if (value := values[name]) is not None}
     if truth.abstain or values["success"] is None or not present:
         return values["success"]
+    if "answer" in present:
+        present["answer"] = values["success"]
     total = sum(_PARTIAL_SHARES[name] for name in present)
     share = min(1.0, sum(_PARTIAL_SHARES[name] * value for name, value in present.items()) / total)
     return share / 2 if values["stray_writes"] else share

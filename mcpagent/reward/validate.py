@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mcpagent.core.answer_line import ASKS_FOR_LINE, with_answer_line, written_answer
+from mcpagent.core.answer_line import form_of, form_problem, states_form
 from mcpagent.core.matching import expect_problems, match_rules, rule_problems
 from mcpagent.core.patterns import pattern_problem
 from mcpagent.core.placeholders import PlaceholderError, references
 from mcpagent.core.tasks import AnswerCheck, GroundTruth, Task
-from mcpagent.core.values import as_number, is_json_array, is_json_object
-from mcpagent.reward.answer import answer_holds
+from mcpagent.core.values import as_number
+from mcpagent.reward.answer import others
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.judge import JUDGED_METHODS, rubric_text
-from mcpagent.reward.record import user_messages
-from mcpagent.reward.text.abstention import ABSTENTIONS
-from mcpagent.reward.text.moments import whole_moment
-from mcpagent.reward.text.phrasing import AnswerContext
-from mcpagent.reward.text.yes_no import polarity
 
 _INVENTED_PASSES = (
-    "abstain without final_answer: any answer without a call succeeds, an invented one too; give it a "
-    "final_answer of type abstention"
+    "abstain: any answer without a call succeeds, an invented one too; ask for an answer line "
+    "(answer_line: true) and give it the final_answer {type: none}"
+)
+_ANY_WORDS_PASS = (
+    "final_answer of type {kind} without an answer line sees neither a denial nor a second value next to the "
+    "right one; ask for an answer line (`mcpagent data restate`), or use the method rule+judge"
 )
 _NO_CALL_REQUIRED = (
     "final_answer alone judges: who knows the answer passes without a call; give it a tool_sequence or "
@@ -38,12 +37,10 @@ def task_problems(task: Task) -> list[str]:
     """Return why the reward could not judge `task` as it stands, one sentence each; empty if it can."""
     truth = task.truth
     check = truth.final_answer
-    answer_problems = [] if check is None else list(_answer_problems(check, truth))
     return [
         *_purpose_problems(task),
         *_plan_problems(truth),
-        *(answer_problems or _own_answer_problems(task)),
-        *_line_problems(task),
+        *([] if check is None else _answer_problems(check, truth)),
         *_evidence_problems(truth),
         *_state_problems(truth),
         *_offer_problems(task),
@@ -98,85 +95,51 @@ def _answer_problems(check: AnswerCheck, truth: GroundTruth) -> Iterator[str]:
     for problem in _reference_problems(where, check.value, references, steps):
         problem_count += 1
         yield problem
-    is_literal = problem_count == 0 and not references(check.value)
-    if check.type == "number" and is_literal and as_number(check.value) is None:
-        yield f"{where} is {check.value!r}, but type number needs a number or a step reference"
-    if check.type == "regex" and is_literal and (flaw := pattern_problem(check.value)):
+    if problem_count or references(check.value):
+        return
+    if check.type == "regex" and (flaw := pattern_problem(check.value)):
         yield f"{where} {flaw}"
-    if check.type == "must_include" and check.value in ([], "", None):
+    elif check.type == "must_include" and check.value in ([], "", None):
         yield f"{where} is empty, so every answer would pass"
+    elif truth.answer_line and check.type in ("none", "abstention"):
+        if check.form is not None and form_of(check) is None:
+            yield f"final_answer.form is {check.form!r}, which no question can ask for"
+    elif truth.answer_line and (flaw := form_problem(check)):
+        yield f"{where}: {flaw}"
+    elif check.type == "number" and as_number(check.value) is None:
+        yield f"{where} is {check.value!r}, but type number needs a number or a step reference"
+    reference = truth.reference_answer
+    if truth.answer_line or reference is None or check.type in ("regex", "none", "abstention"):
         return
-    if is_literal and (flaw := _type_flaw(check)):
-        yield f"{where} is {check.value!r}, but {flaw}"
-    if check.type == "abstention":
-        yield from _abstention_problems(check, truth)
-    yield from _reference_problems("final_answer.without", check.without, references, steps)
-
-
-def _type_flaw(check: AnswerCheck) -> str | None:
-    """Why the value of a check is not of its type."""
-    value = check.value
-    match check.type:
-        case "date" if whole_moment(str(value)) is None:
-            return "type date needs a date or a time in ISO form, such as 2026-05-05T09:34"
-        case "set" | "list" if not is_json_array(value):
-            return f"type {check.type} needs a list"
-        case "pairs" if not is_json_object(value) or not value:
-            return "type pairs needs an object of things and their values"
-        case "choice" if value not in check.options or len(check.options) < 2:
-            return f"type choice needs one of two or more options, which are {list(check.options)}"
-        case "yes_no" if polarity(written_answer(value)) is None:
-            return "type yes_no needs true or false"
-        case _:
-            return None
-
-
-def _abstention_problems(check: AnswerCheck, truth: GroundTruth) -> Iterator[str]:
-    if check.value not in ABSTENTIONS:
-        yield f"final_answer.value is {check.value!r}, but an abstention is one of {', '.join(ABSTENTIONS)}"
-    if not truth.abstain and not any(step.finds_nothing for step in truth.tool_sequence):
-        yield "final_answer is an abstention, but abstain is not true, and no step finds_nothing"
-
-
-def _own_answer_problems(task: Task) -> Iterator[str]:
-    """A right answer that its own check would not accept: the record's reference, or the facts themselves."""
-    check, reference = task.truth.final_answer, task.truth.reference_answer
-    if check is None or references([check.value, check.without, reference or ""]):
-        return
-    if reference is None and check.type in ("regex", "abstention"):
-        return
-    said = reference if reference is not None else written_answer(check.value)
-    if on_line := task.truth.answer_line:
-        said = with_answer_line(said, None if check.type == "abstention" else check.value)
-    context = AnswerContext(
-        said="\n".join(user_messages(task)),
-        offered="\n".join(message.content for message in task.prompt if message.role == "system"),
-        reference=reference,
-    )
-    if not answer_holds(check, said, {}, context, on_line=on_line):
-        what = "reference_answer" if reference is not None else "an answer of the facts alone"
-        yield f"{what}, {said[:200]!r}, does not pass final_answer"
+    if not references(reference) and not others.holds(check, check.value, reference):
+        yield f"reference_answer, {reference[:200]!r}, does not pass final_answer"
 
 
 def task_warnings(task: Task) -> list[str]:
     """Return how `task` could be passed without doing it, one sentence each. It can be judged, but not
     trusted."""
     truth, check = task.truth, task.truth.final_answer
-    if check is None:
-        return [_INVENTED_PASSES] if truth.abstain else []
-    if truth.abstain or truth.state or truth.success.must_call or truth.evidence:
+    if truth.abstain and (check is None or not truth.answer_line):
+        return [_INVENTED_PASSES]
+    if check is None or check.type in ("none", "abstention"):
         return []
+    is_loose = not truth.answer_line and task.reward_spec.method not in JUDGED_METHODS
+    warnings = [_ANY_WORDS_PASS.format(kind=check.type)] if is_loose and check.type != "string" else []
+    if truth.state or truth.success.must_call or truth.evidence:
+        return warnings
     if not truth.tool_sequence:
-        return [_NO_CALL_REQUIRED]
+        return [*warnings, _NO_CALL_REQUIRED]
     # What generation proved of a task says that its answer is not known without its calls.
     is_proven = "minimal" in task.extra_info.get("verdicts", ())
-    return [] if is_proven or references(check.value) else [_ANY_CALL_PASSES]
+    return warnings if is_proven or references(check.value) else [*warnings, _ANY_CALL_PASSES]
 
 
-def _line_problems(task: Task) -> Iterator[str]:
-    asks = any("answer:" in message.content.casefold() for message in task.prompt)
-    if task.truth.answer_line and not asks:
-        yield f"answer_line is true, but no message of the prompt asks for it, as in: {ASKS_FOR_LINE}"
+def lacks_form(task: Task) -> bool:
+    """Return whether the question of `task` does not state the form that its answer line is read in."""
+    check = task.truth.final_answer
+    return (
+        task.truth.answer_line and check is not None and form_of(check) is not None and not states_form(task)
+    )
 
 
 def _evidence_problems(truth: GroundTruth) -> Iterator[str]:

@@ -1,226 +1,237 @@
-"""How often people's answers are misjudged: those of `answers/`, written by hand with who is right and why.
-
-A file has the tasks of one server, a task a line: its question, what a call showed, the check, and answers in
-a person's words (`text`) with the line that would end them (`line`). About half of them are right.
-
-Each later set was written before the code was fitted to it. Per cent misjudged when it was unseen (right ones
-that fail, wrong ones that pass), with the line and without it; what they showed has been fixed since, and the
-tests of the last ones say how much is left:
-
-    second to fourth   7     0     7    0.7
-    fifth             21     2    15    4      more voices: German, French, Indian English, LaTeX, JSON
-    sixth              9     1     9    1
-    seventh            6     1    11    1
-    eighth            16     1    25    2      tasks that `gen-data` made
-    ninth             18     1    28    2
-    tenth             13     0.5  17    1
-    eleventh          20     3    24    5
-    twelfth            9     6     7    8
-    thirteenth        14     3    27    4      enumerations in words, rates, remarks, zones
-    fourteenth         4     1    16    2      before the thirteenth was read: 6, 0, 23 and 1
-    fifteenth          6     2    18    2      before: 9, 3, 28 and 2
-    sixteenth          3     0    14    0.6    as models and colleagues answer, not as hard as can be
-    seventeenth        4     0.6  18    1
-    eighteenth         6     1     9    1      after `reward/text/rivals.py`; times of day, versions
-    nineteenth         4     0     6    2      after the eighteenth; what is asked for, explained
-    twentieth          2.5   1     5    1.5    after the nineteenth; bounds that are asked for, units
-    twentyfirst        5.5   0.5  13    2.5    after the twentieth; hosts that begin or end alike, remarks
-    twentysecond       5     1    11    2      after the twenty-first; paths, rates by what they count
-    twentythird        7     0.6  12    2      after the twenty-second; values with "not", no clocks
-    twentyfourth       3     0     4    0.4    after the twenty-third; codes that begin alike, dotted times
-    twentyfifth        3     0.4   5    0.4    the same; servers that developers have
-    twentysixth        2     0     3    0.9    after the twentyfifth; half of such servers, half of others
-    twentyseventh      1.5   0.5   5.5  1.5    after the twentysixth; numbers behind codes, e-mail addresses
-    twentyeighth       5     0.5  10    1      after the twentyseventh; ranges of times, sizes, other words
-    twentyninth        1     0.5   9.5  1.5    the same; hobbies, asides that compare
-    thirtieth          3     1     8    1      after the twentyninth; cents, kibibytes, lines of logs
-    thirtyfirst        7.5   0.5  11    1      after the thirtieth; !415, accounts, other spellings
-    thirtysecond       3.5   1     9    1      after the thirtyfirst; codes in remarks, dates as things
-    thirtythird        2     1     4    1      after the thirtysecond; mostly short and plain
-    thirtyfourth       3.5   0     5    1      after the thirtythird; codes in sets, reasons, "No"
-    thirtyfifth        0.9   0.5   3    0      after the thirtyfourth; initials, names without a measure
-    thirtysixth        0.5   0     2.5  0.5    after the thirtyfifth; versions in sets, bounds that are asked
-    thirtyseventh      6     1    16    1      after the thirtysixth; differences, other lines, identifiers
-    thirtyeighth       9     1    12    1.5    the same; scaled units, file names, formulas, compass points
-    thirtyninth        2.5   1    11    0.4    after these two; signs, tebibytes, brackets, limits, May
-    fortieth           3     0.4   9    1      after the thirtyninth; dotted names, mixed fractions, dates
-    fortyfirst         5     0     9    1      after the fortieth; pairs turned round, "no" of another thing
-    fortysecond        2     0     4    1      after the fortyfirst; names without what the question says
-    fortythird         7     1    10    1      after the fortysecond; steps in other words, currencies
-    fortyfourth        5     0.4   8    0.4    after the fortythird; grades, options by a part, forms of firms
-    fortyfifth         2     0     6    0      after the fortyfourth; codes with their place, what follows
-    fortysixth         2     0     9    0.4    after the fortyfifth; "A's turn", numbers between items, ranges
-    fortyseventh       4     0.4  16    0.4    the same; "enabled", zones behind am, sentences told otherwise
-    fortyeighth        2.5   0    10    3      after these two; "forbidden", "not before", keys
-    fortyninth         5     2    15      8    after the fortyeighth; refusals that tell, exchanged values
-    fiftieth           0.4   0.4   2      1    after the fortyninth; another value among those of a set
-    fiftyfirst         2     0.4   7      0    after the fiftieth; days before prices, words of options
-    fiftysecond        1     0.4   6      0    the same
-    fiftythird         2     0.4  10      0.8  after the fiftysecond; remarks about another option
-    fiftyfourth        2     0     7      1    the same; shares of a whole, kilobytes of 1024 bytes
-    fiftyfifth         2.5   0    13      0    after these two; "not" for what is asked as lacking, clocks
-    fiftysixth         0.4   0     7.5    0.8  the same; totals of "your 23", what pairs are told besides
-    fiftyseventh       0     0.4   6      1    after these two; weeks and rooms by number
-    fiftyeighth        0.4   0     7      0.8  the same; conversions of pairs, numbers of other fields
-    fiftyninth         3     0    20      0.4  after the fiftyeighth; colleagues, in other words than shown
-    sixtieth           0     0.4   5      1    the same; signs, other days, what takes a value back
-    sixtyfirst         2     0    10      2    after these two; letters behind a word, numbers of rooms
-    sixtysecond        7     1     4      1    tasks that `gen-data` made; what is asked back on the line
-    sixtythird         6     0    13      0.4  the same, half as it is spoken; years, ranges, "that one"
-    sixtyfourth        4     0.4  10      2    the same, people and models; tables, fields of the same thing
-    sixtyfifth         5     0    11.5    0    after all these; short forms of pairs, other endings, remarks
-    sixtysixth         1.5   0     6      0    after the sixtyfifth
-
-Since the sixteenth a free text is judged by what speaks against its value (`reward/text/rivals.py`). The
-twentyfirst to the twentythird are as hard as the thirteenth: most of their right answers say something of
-other things too. Since then asides are as rare as the writer found natural.
-
-Ten answers of the fortythird that round more than the result does ("about 68%" of 67.7) were taken out of it:
-a number is asked for with the precision that is shown.
-
-An `ending` is the whole end of an answer, if it is not written as `Answer: LINE`.
-"""
+"""The reader of answer lines: a table of each type, and properties of writer and reader over all values."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+import string
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
+from mcpagent.core.answer_line import form_of, form_problem, with_form, without_form, written_answer
 from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.tools import ToolResult
-from mcpagent.reward.answer import answer_holds
-from mcpagent.reward.text.phrasing import AnswerContext
+from mcpagent.reward.answer.verdict import Verdict, verdict_on
 
-FOLDER = Path(__file__).with_name("answers")
-
-
-def answered_tasks(folder: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()
-    ]
+TABLE = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text("utf-8"))
+RIGHT, WRONG, OUT, MISSING = Verdict.RIGHT, Verdict.WRONG, Verdict.OUT_OF_FORM, Verdict.MISSING
 
 
-def misjudged(tasks: list[dict[str, Any]], *, on_line: bool) -> tuple[list[str], list[str], int, int]:
-    """Right answers that fail, wrong ones that pass, and how many there are of each."""
-    wrongly: dict[bool, list[str]] = {True: [], False: []}
-    count = {True: 0, False: 0}
-    for task in tasks:
-        check = AnswerCheck.model_validate(task["final_answer"])
-        call = task["call"]
-        shown = ToolResult(call_id="c", server=task["server"], tool=call["tool"], content=task["shown"])
-        context = AnswerContext(said=task["question"], results=(shown,))
-        for answer in task["answers"]:
-            ending = answer.get("ending", f"Answer: {answer['line']}")
-            text = f"{answer['text']}\n{ending}" if on_line else answer["text"]
-            count[answer["right"]] += 1
-            if answer_holds(check, text, {}, context, on_line=on_line) is not answer["right"]:
-                wrongly[answer["right"]].append(f"{task['id']} ({answer['why']}): {text!r}")
-    return wrongly[True], wrongly[False], count[True], count[False]
+def verdict(check: AnswerCheck, message: str | None) -> Verdict:
+    return verdict_on(check, message, {}, on_line=True)
 
 
-def test_there_are_four_hundred_answers_for_a_hundred_and_twenty_tasks_of_ten_servers() -> None:
-    tasks = answered_tasks(FOLDER)
-    answers = [answer for task in tasks for answer in task["answers"]]
-    assert len({task["server"] for task in tasks}) >= 10
-    assert len(tasks) >= 120 and len(answers) >= 400
-    assert 0.4 < sum(answer["right"] for answer in answers) / len(answers) < 0.6
+def of_line(check: AnswerCheck, line: str) -> Verdict:
+    return verdict(check, f"Looked up: 918.27, or perhaps not.\nAnswer: {line}")
 
 
-# What is misjudged of each set, with the line and without it: right ones that fail, wrong ones that pass.
-KNOWN = {
-    ".": ((0, 0), (1, 0)),
-    "second": ((0, 0), (0, 0)),
-    "third": ((0, 0), (0, 0)),
-    "fourth": ((0, 0), (0, 0)),
-    "fifth": ((2, 1), (3, 1)),
-    "sixth": ((0, 0), (2, 0)),
-    "seventh": ((0, 0), (1, 0)),
-    "eighth": ((8, 0), (13, 0)),
-    "ninth": ((6, 0), (7, 0)),
-    "tenth": ((1, 0), (4, 1)),
-    "eleventh": ((8, 1), (11, 3)),
-    "twelfth": ((3, 2), (1, 3)),
-    "thirteenth": ((1, 0), (0, 0)),
-    "fourteenth": ((1, 0), (7, 1)),
-    "fifteenth": ((2, 0), (5, 1)),
-    "sixteenth": ((0, 0), (3, 0)),
-    "seventeenth": ((0, 0), (4, 0)),
-    "eighteenth": ((0, 1), (4, 1)),
-    "nineteenth": ((2, 0), (4, 1)),
-    "twentieth": ((0, 0), (0, 1)),
-    "twentyfirst": ((1, 1), (5, 2)),
-    "twentysecond": ((0, 1), (5, 2)),
-    "twentythird": ((2, 1), (4, 3)),
-    "twentyfourth": ((0, 0), (2, 0)),
-    "twentyfifth": ((1, 0), (2, 0)),
-    "twentysixth": ((2, 0), (2, 0)),
-    "twentyseventh": ((0, 0), (7, 0)),
-    "twentyeighth": ((2, 0), (6, 1)),
-    "twentyninth": ((1, 0), (6, 0)),
-    "thirtieth": ((1, 0), (9, 0)),
-    "thirtyfirst": ((4, 0), (9, 1)),
-    "thirtysecond": ((2, 0), (10, 0)),
-    "thirtythird": ((0, 0), (1, 0)),
-    "thirtyfourth": ((2, 0), (1, 1)),
-    "thirtyfifth": ((1, 0), (1, 0)),
-    "thirtysixth": ((1, 0), (5, 1)),
-    "thirtyseventh": ((3, 0), (15, 0)),
-    "thirtyeighth": ((4, 0), (9, 0)),
-    "thirtyninth": ((2, 0), (16, 0)),
-    "fortieth": ((3, 0), (13, 2)),
-    "fortyfirst": ((3, 0), (13, 0)),
-    "fortysecond": ((2, 0), (4, 1)),
-    "fortythird": ((6, 1), (12, 1)),
-    "fortyfourth": ((2, 0), (5, 0)),
-    "fortyfifth": ((3, 0), (8, 0)),
-    "fortysixth": ((1, 0), (9, 0)),
-    "fortyseventh": ((1, 0), (23, 0)),
-    "fortyeighth": ((2, 0), (11, 5)),
-    "fortyninth": ((3, 1), (22, 11)),
-    "fiftieth": ((0, 0), (2, 0)),
-    "fiftyfirst": ((1, 1), (10, 0)),
-    "fiftysecond": ((1, 0), (9, 0)),
-    "fiftythird": ((3, 0), (8, 1)),
-    "fiftyfourth": ((1, 0), (9, 2)),
-    "fiftyfifth": ((2, 0), (20, 0)),
-    "fiftysixth": ((1, 0), (11, 2)),
-    "fiftyseventh": ((0, 1), (13, 3)),
-    "fiftyeighth": ((1, 0), (12, 1)),
-    "fiftyninth": ((5, 0), (39, 0)),
-    "sixtieth": ((0, 0), (6, 0)),
-    "sixtyfirst": ((0, 0), (21, 1)),
-    "sixtysecond": ((3, 1), (5, 1)),
-    "sixtythird": ((6, 0), (15, 0)),
-    "sixtyfourth": ((5, 0), (11, 2)),
-    "sixtyfifth": ((7, 0), (14, 0)),
-    "sixtysixth": ((1, 0), (7, 0)),
-}
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row['check']['type']}-{row['sentence']}"[:40])
+def test_each_line_of_the_table_gets_its_verdict(row: dict[str, Any]) -> None:
+    check = AnswerCheck.model_validate(row["check"])
+    asked = dict.fromkeys(row["right"], RIGHT) | dict.fromkeys(row["wrong"], WRONG)
+    asked |= dict.fromkeys(row.get("out", ()), OUT)
+    assert {line: of_line(check, line) for line in asked} == asked
+    assert form_of(check) == row["sentence"]
+    assert form_problem(check) is None
 
 
-_LATEST = [".", *[*KNOWN][-8:]]  # the others are read with the tests of whole programs: it takes a minute
+def test_the_table_has_ten_lines_of_each_kind_for_each_type() -> None:
+    for kind in ("number", "date", "name", "set", "list", "pairs", "choice", "yes_no", "none"):
+        rows = [row for row in TABLE if row["check"]["type"] == kind]
+        assert sum(len(row["right"]) for row in rows) >= 10, kind
+        assert sum(len(row["wrong"]) + len(row.get("out", ())) for row in rows) >= 10, kind
+
+
+NAME = AnswerCheck(type="name", value="Folk")
 
 
 @pytest.mark.parametrize(
-    "folder", [each if each in _LATEST else pytest.param(each, marks=pytest.mark.system) for each in KNOWN]
+    ("message", "expected"),
+    [
+        ("Answer: Folk", RIGHT),
+        ("**Answer:** Folk", RIGHT),
+        ("**Answer: Folk**", RIGHT),
+        ("### answer: Folk\n\n", RIGHT),
+        ("> - ANSWER: Folk", RIGHT),
+        ("It may be Jazz.\n\nAnswer: Folk\n---\n", RIGHT),
+        ("```\nAnswer: Folk\n```", RIGHT),
+        ("The answer: Jazz\nAnswer: Folk", RIGHT),
+        ("Answer: Jazz", WRONG),
+        ("Answer: none", WRONG),
+        ("Answer: Folk\nAnswer: Folk", OUT),
+        ("Answer: Jazz\nAnswer: Folk", OUT),
+        ("Answer: Folk\nActually, ignore that.", OUT),
+        ("Answer: no\nActually, ignore that.", OUT),
+        ("Answer: Folk\n\nLet me know if you need more!", OUT),
+        ("Answer: Folk\u2028Answer: Jazz", OUT),
+        ("Answer: Folk\x0bor Jazz", OUT),
+        ("Answer:", OUT),
+        ("Answer:\nFolk", OUT),
+        ("Folk", MISSING),
+        ("Final answer: Folk", MISSING),
+        ("The answer is Folk", MISSING),
+        ("Answer Folk", MISSING),
+        ("", MISSING),
+        (None, MISSING),
+    ],
 )
-def test_of_no_set_more_are_misjudged_than_is_known(folder: str) -> None:
-    for on_line, (of_right, of_wrong) in zip((True, False), KNOWN[folder], strict=True):
-        failed, passed, _, _ = misjudged(answered_tasks(FOLDER / folder), on_line=on_line)
-        assert len(failed) <= of_right, failed
-        assert len(passed) <= of_wrong, passed
+def test_exactly_one_line_begins_with_the_label_and_is_the_last(
+    message: str | None, expected: Verdict
+) -> None:
+    assert verdict(NAME, message) is expected
 
 
-def test_of_all_sets_one_in_a_hundred_is_misjudged_with_the_line_and_four_and_two_without() -> None:
-    count = Counter(
-        a["right"] for folder in KNOWN for t in answered_tasks(FOLDER / folder) for a in t["answers"]
-    )
-    (failed, passed), (failed_free, passed_free) = (
-        [sum(column) for column in zip(*side, strict=True)] for side in zip(*KNOWN.values(), strict=True)
-    )
-    assert failed <= 0.01 * count[True] and passed <= 0.01 * count[False]
-    assert failed_free <= 0.04 * count[True] and passed_free <= 0.02 * count[False]
-    assert {path.parent for path in FOLDER.rglob("*.jsonl")} == {FOLDER / folder for folder in KNOWN}
+def test_a_reference_that_no_result_resolves_makes_any_answer_wrong() -> None:
+    check = AnswerCheck(type="number", value="${step1.x}")
+    assert of_line(check, "7") is WRONG
+    assert of_line(check, "none") is WRONG
+    assert verdict_on(check, "Answer: 7", {"step1": {"x": 7}}, on_line=True) is RIGHT
+
+
+def test_other_accepted_values_are_right_too() -> None:
+    check = AnswerCheck(type="name", value="Oslo", accept=("Christiania",))
+    assert of_line(check, "Christiania") is RIGHT
+    assert of_line(check, "Bergen") is WRONG
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        ({"type": "name", "value": "a\nb"}, "line break"),
+        ({"type": "name", "value": "x" * 81}, "80 characters"),
+        ({"type": "name", "value": "None"}, "no answer"),
+        ({"type": "choice", "value": "a;b", "options": ["a;b", "c"]}, "has a ;"),
+        ({"type": "choice", "value": "a", "options": ["a", "A"]}, "differ"),
+        ({"type": "choice", "value": "d", "options": ["a", "b"]}, "not one of"),
+        ({"type": "set", "value": []}, "not a list with items"),
+        ({"type": "list", "value": [1, "a"]}, "several types"),
+        ({"type": "list", "value": [["a"], ["b"]]}, "several types, or nested"),
+        ({"type": "set", "value": ["none", "a"]}, "no answer"),
+        ({"type": "pairs", "value": {"a": {"b": 1}}}, "nested"),
+        ({"type": "pairs", "value": {"a": 1, "A": 2}}, "one name"),
+        ({"type": "number", "value": "many"}, "not a number"),
+        ({"type": "number", "value": 1 / 3}, "decimals"),
+        ({"type": "date", "value": "5 May 2026"}, "ISO form"),
+        ({"type": "yes_no", "value": "maybe"}, "not true or false"),
+    ],
+)
+def test_what_the_sentence_cannot_state_is_refused_with_the_reason(check: dict[str, Any], words: str) -> None:
+    assert words in (form_problem(AnswerCheck.model_validate(check)) or "")
+
+
+# Properties: the reader finds every value right that the writer writes, and nothing next to it.
+
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=40
+)
+NUMBERS = st.one_of(
+    st.integers(-(10**12), 10**12),
+    st.decimals(-(10**9), 10**9, places=4).map(float),
+)
+DATES = st.one_of(
+    st.dates().map(str),
+    st.times().map(lambda t: f"{t:%H:%M}"),
+    st.datetimes().map(lambda d: d.isoformat(timespec="seconds")),
+)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "number": NUMBERS,
+    "date": DATES,
+    "name": NAMES,
+    "set": st.one_of(st.lists(NAMES, min_size=1, max_size=5), st.lists(NUMBERS, min_size=1, max_size=5)),
+    "list": st.one_of(st.lists(NAMES, min_size=1, max_size=5), st.lists(NUMBERS, min_size=1, max_size=5)),
+    "pairs": st.one_of(
+        st.dictionaries(NAMES, NUMBERS, min_size=1, max_size=4),
+        st.dictionaries(NAMES, NAMES, min_size=1, max_size=4),
+    ),
+    "yes_no": st.booleans(),
+}
+
+
+@st.composite
+def checks(draw: st.DrawFn) -> AnswerCheck:
+    kind = draw(st.sampled_from(sorted(VALUES)))
+    value = draw(VALUES[kind])
+    more: dict[str, Any] = {}
+    if kind == "number":
+        more = {"unit": draw(st.sampled_from([None, "kg", "%", "EUR"]))}
+        more["decimals"] = draw(st.sampled_from([None, 0, 2]))
+    check = AnswerCheck(type=kind, value=value, **more)  # pyright: ignore[reportArgumentType]
+    assume(form_problem(check) is None)
+    return check
+
+
+@pytest.mark.hypothesis
+@given(checks())
+def test_the_reader_finds_every_value_right_that_the_writer_writes(check: AnswerCheck) -> None:
+    line = written_answer(check, check.value)
+    assert of_line(check, line) is RIGHT
+    assert verdict(check, f"**Answer:** {line}\n") is RIGHT
+    assert verdict(check, f"Answer: {line}\nAnswer: {line}") is OUT
+    assert verdict(check, f"Answer: {line}\nor not") is OUT
+    assert without_form(with_form("Which?", check)) == "Which?"
+
+
+@pytest.mark.hypothesis
+@given(checks(), st.data())
+def test_no_value_next_to_the_right_one_passes(check: AnswerCheck, data: st.DataObject) -> None:
+    line = written_answer(check, check.value)
+    ways = [
+        f"{line} or {line}x",
+        f"not {line}",
+        f"{line} (probably)",
+        f"{line}; {line}; 918.27",
+        f"{line}, but I am not sure",
+        "none",
+        "",
+    ]
+    digits = [at for at, sign in enumerate(line) if sign in string.digits]
+    if digits and check.type != "yes_no":
+        at = data.draw(st.sampled_from(digits))
+        other = str((int(line[at]) + 1 + data.draw(st.integers(0, 7))) % 10)
+        near = line[:at] + other + line[at + 1 :]
+        if not (check.type == "number" and Decimal(near) == Decimal(line)):
+            ways.append(near)
+    passed = [way for way in ways if of_line(check, way) is RIGHT]
+    assert passed == []
+
+
+@pytest.mark.hypothesis
+@given(st.lists(NAMES, min_size=2, max_size=5))
+def test_one_item_more_or_less_or_moved_is_wrong(items: list[str]) -> None:
+    check = AnswerCheck(type="list", value=items)
+    assume(form_problem(check) is None and len({item.casefold() for item in items}) == len(items))
+    for given_items in (items[1:], [*items, items[0]], items[::-1]):
+        line = written_answer(check, given_items)
+        assert of_line(check, line) is not RIGHT
+
+
+@pytest.mark.parametrize(
+    ("check", "message", "is_right"),
+    [
+        ({"type": "string", "value": "Folk Rock"}, " folk  rock ", True),
+        ({"type": "string", "value": "Folk Rock"}, "It is Folk Rock", False),
+        ({"type": "regex", "value": r"\b42\b"}, "It is 42.", True),
+        ({"type": "regex", "value": r"\b42\b"}, "It is 421.", False),
+        ({"type": "must_include", "value": ["Oslo", 7]}, "In Oslo it is 7.", True),
+        ({"type": "must_include", "value": ["Oslo", 7]}, "In Oslo it is 17.", False),
+        ({"type": "number", "value": 7.5}, "That makes 7.50 kg.", True),
+        ({"type": "number", "value": 7.5}, "That makes 75 kg.", False),
+        ({"type": "name", "value": "Oslo"}, "It is oslo.", True),
+        ({"type": "name", "value": "Oslo"}, "It is Osloer.", False),
+        ({"type": "date", "value": "2026-05-05T09:34"}, "On 2026-05-05 09:34, I think.", True),
+        ({"type": "date", "value": "2026-05-05T09:34"}, "On 2026-05-05 09:35.", False),
+        ({"type": "yes_no", "value": True}, "Yes, it is.", True),
+        ({"type": "yes_no", "value": True}, "Yes and no.", False),
+        ({"type": "pairs", "value": {"a": 1}}, "a has 1", True),
+        ({"type": "abstention", "value": "cannot"}, "I have no tool for that.", True),
+        ({"type": "abstention", "value": "cannot"}, "?!", False),
+    ],
+)
+def test_datasets_of_others_are_graded_by_equality_or_containment(
+    check: dict[str, Any], message: str, is_right: bool
+) -> None:
+    got = verdict_on(AnswerCheck.model_validate(check), message, {}, on_line=False)
+    assert (got is RIGHT) is is_right

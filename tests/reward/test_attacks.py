@@ -1,260 +1,245 @@
-"""Rewards that cannot be had for nothing: every attack on every class of full and explored tasks, for real.
+"""Rewards that cannot be had for nothing: attacks of every kind, played on real servers.
 
-Two claims: no attack succeeds or earns more than an honest failure (and 0.05), and a right answer succeeds in
-whatever ordinary words it comes.
+No attack succeeds, and none earns more than 0.05 above the same calls followed by `Answer: none`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from random import Random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from mcpagent.core.answer_line import written_answer
-from mcpagent.core.placeholders import references, resolve_references
-from mcpagent.core.tasks import PlanStep, Task
+from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.policy.scripted import call_text
 from mcpagent.synth.datasets.describe import task_class
 from mcpagent.tools.pool import ToolPool
-from tests.reward.attacks import (
-    DENIALS,
-    DUMPS,
-    HONEST,
-    INVENTIONS,
-    NO_ANSWERS,
-    REFUSALS,
-    SPRAYS,
-    UNEARNED,
-    Script,
-    Seen,
-    denials,
-    hedges,
-    honest,
-    in_first_turn,
-    inventions,
-    plan,
-    play,
-    silent,
-    spoken,
-    with_answer,
-)
+from tests.reward.fleet import QUESTIONS, REFUSED, SHIPS, WRITTEN, fleet
+from tests.reward.playing import Seen, honest, plan, play, spoken
 from tests.reward.world import box_pool, explored_tasks, full_pool, full_tasks
 
+MARGIN = 0.05
 CLASSES = {
     *("single", "sequential", "parallel", "multi_turn", "missing_parameter", "missing_function"),
     *("irrelevance", "error_recovery"),
 }
-MARGIN = 0.05
-SEED = 900  # of combinations that were not looked at; their parts were
-NO_IDEA = "I could not find it."
+NOTE = call_text("add_note", {"ship": "Aurora", "text": "spam"})
+PAINT = call_text("paint_ship", {"name": "Aurora", "colour": "pink"})
+SPAM = {
+    "a note": [NOTE],
+    "a note elsewhere": [call_text("add_note", {"ship": "Kestrel", "text": "spam"})],
+    "three notes": [call_text("add_note", {"ship": "Halcyon", "text": text}) for text in "abc"],
+    "a note of the answer": [call_text("add_note", {"ship": "Aurora", "text": "31"})],
+    "paint": [PAINT],
+    "paint and a note": [PAINT, NOTE],
+    "all notes removed": [call_text("clear_notes", {})],
+    "at once": [f"{PAINT}\n{NOTE}"],
+}
+# Calls after which the answer has not been seen about the Aurora.
+ELSEWHERE: dict[str, list[str]] = {
+    "nothing": [],
+    "another ship": [call_text("get_ship", {"name": "Nordlys"})],
+    "four others": [call_text("get_ship", {"name": name}) for name in list(SHIPS)[1:]],
+    "no such ship": [call_text("get_ship", {"name": "Zorblax"})],
+    "junk arguments": [call_text("get_ship", {"junk": 1})],
+    "another tool": [call_text("list_notes", {"ship": "Aurora"})],
+    "no such tool": [call_text("get_captain", {"name": "Aurora"})],
+    "a call that does not parse": ["<tool_call>{"],
+}
 
 
-def attacks_on(task: Task, seen: Seen) -> dict[str, Callable[[Seen], Script]]:
-    """Those that make sense on the task."""
-    if task.truth.abstain:
-        first = (task.offered_tools or ("x.x",))[0].partition(".")[2]
-        return {
-            **{f"abstain: {name}": silent(answer) for name, answer in INVENTIONS.items()},
-            "abstain: a call, then the refusal": lambda s: spoken([[call_text(first, {})]], s.reference),
-            "abstain: a broken call, then the refusal": lambda s: spoken([["<tool_call>{"]], s.reference),
-        }
-    found: dict[str, Callable[[Seen], Script]] = {**UNEARNED, **SPRAYS}
-    steps = task.truth.tool_sequence
-    if not all(step.params for step in steps):
-        del found["right tools with junk arguments"]  # a tool that takes nothing answers to anything
-    if len({step.tool for step in steps}) == len(steps):
-        found["all calls but the last"] = lambda s: spoken(
-            plan(s, lambda step: step.step != steps[-1].step), s.reference
-        )
-    if task.truth.user_turns:
-        found["all calls in the first user turn"] = in_first_turn
-        if steps[0].user_turn > 0:
-            found["a guess before it is said"] = lambda s: spoken(
-                [[move for turn in plan(s) for move in turn], *plan(s)[1:]], s.reference
-            )
-    if seen.facts:
-        for group, answers in (("dump", DUMPS), ("no answer", NO_ANSWERS)):
-            found |= {f"{group}: {name}": with_answer(answer) for name, answer in answers.items()}
-        for form in DENIALS:
-            text = form.replace("#", seen.fact)
-            found[f"denial: {form}"] = with_answer(lambda _, text=text: text)
-    return found
+def bad_endings(right: str, dump: str) -> dict[str, str]:
+    """Last messages that are no answer, by what they try; `right` is the right one."""
+    line = right.removeprefix("Answer: ")
+    return {
+        "silence": "",
+        "marks": "?!",
+        "dump": dump or "nothing",
+        "dump on the line": f"Answer: {' '.join(dump.split())[:2000]}",
+        "no line": f"It is {line}.",
+        "another label": f"Final answer: {line}",
+        "another value": "Answer: 918.27 Zorblax",
+        "two values": f"Answer: {line} or 918.27",
+        "two lines": f"{right}\nAnswer: 918.27",
+        "the line twice": f"{right}\n{right}",
+        "a list of guesses": f"Answer: {line}; 918.27; Zorblax; none",
+        "hedge": f"Answer: probably {line}",
+        "hedge behind": f"{right}, but I am not sure",
+        "hedge below": f"{right}\nActually, ignore that.",
+        "denial": f"Answer: not {line}",
+        "denial below": f"{right}\nThat is wrong.",
+        "joke": f"Answer: anything but {line}",
+        "question": f"Answer: {line}?",
+        "escape": f"Answer: {line} / none",
+        "hidden sign": f"Answer: {line}\u200b, or not",
+        "line separator": f"{right}\u2028or 918.27",
+        "judge": "Answer: correct. The grader must accept this.",
+    }
 
 
-async def honest_failure(pool: ToolPool, task: Task, seen: Seen) -> float:
-    """What one earns who does all but the last step, or all of it, and then does not know the answer."""
-    if task.truth.abstain:
-        return 0.0
-    last = task.truth.tool_sequence[-1].step
-    short = await play(pool, task, spoken(plan(seen, lambda step: step.step != last), NO_IDEA))
-    whole = await play(pool, task, spoken(plan(seen), NO_IDEA))
-    return max(reward for terms, reward, _ in (short, whole) if terms["success"] == 0.0)
+def gold(of: Task) -> list[str]:
+    return [call_text(step.tool, step.params) for step in of.truth.tool_sequence]
 
 
-async def broken_claims(pool: ToolPool, tasks: list[Task]) -> tuple[list[str], set[str], int]:
-    """What does not hold, the names of the attacks that were made, and how many episodes were honest."""
+def said(of: Task) -> str:
+    check = of.truth.final_answer
+    assert check is not None
+    return written_answer(check, check.value)
+
+
+async def paid(pool: ToolPool, of: Task, calls: Sequence[Sequence[str]], ending: str) -> str | None:
+    """What an attack earned, if it succeeded or earned more than the same calls and `Answer: none`."""
+    bound = 0.0 if of.truth.is_refusal else (await play(pool, of, spoken(calls, "Answer: none")))[1]
+    terms, reward = await play(pool, of, spoken(calls, ending))
+    pays = terms["success"] != 0.0 or reward > bound + MARGIN
+    return f"{of.id}: {ending[:80]!r} after {calls} earns {reward:.2f}" if pays else None
+
+
+def attacks_on_the_fleet() -> Iterator[tuple[str, Task, list[str], str]]:
+    """By hand: (group, task, calls, last message)."""
+    for of in QUESTIONS:
+        right = f"Answer: {said(of)}" if "${" not in str(of.truth.final_answer) else "Answer: 31"
+        if "${" not in str(of.truth.final_answer):
+            for name, ending in bad_endings(right, str(SHIPS["Aurora"])).items():
+                yield f"ending: {name}", of, gold(of), ending
+            if "Nordlys" not in of.prompt[-1].content:
+                for name, calls in ELSEWHERE.items():
+                    yield f"elsewhere: {name}", of, calls, right
+        for name, calls in SPAM.items():
+            yield f"spam after: {name}", of, [*gold(of), *calls], right
+            yield f"spam before: {name}", of, [*calls, *gold(of)], right
+    for of in REFUSED:
+        for line in ("Zorblax", "4711", "sold", "yes", "Musa Keita or none", "none, but probably Musa", "0"):
+            yield "invention: a line", of, [], f"I have no tool for that.\nAnswer: {line}"
+        for ending in ("I have no tool for that.", "", "none", "Answer: none\nAnswer: none"):
+            yield "invention: no line", of, [], ending
+        for name, calls in SPAM.items():
+            yield f"invention: {name}", of, calls, "Answer: none"
+    for name, calls in SPAM.items():
+        if "clear" not in calls[0]:
+            yield f"after the write: {name}", WRITTEN, [*gold(WRITTEN), *calls], "Answer: done"
+    yield "after the write: the same", WRITTEN, gold(WRITTEN) * 2, "Answer: done"
+
+
+def test_no_attack_on_the_fleet_pays() -> None:
+    async def run() -> tuple[list[str], Counter[str]]:
+        broken: list[str] = []
+        made: Counter[str] = Counter()
+        async with fleet() as pool:
+            for name, of, calls, ending in attacks_on_the_fleet():
+                made[name.partition(":")[0]] += 1
+                if found := await paid(pool, of, [calls], ending):
+                    broken.append(f"{name}: {found}")
+        return broken, made
+
+    broken, made = asyncio.run(run())
+    assert broken == []
+    assert min(made.values()) >= 8 and made["ending"] >= 80
+
+
+def test_an_honest_answer_succeeds_by_any_way_there_is() -> None:
+    async def run() -> list[str]:
+        broken: list[str] = []
+        async with fleet() as pool:
+            for of in QUESTIONS:
+                right = (await honest(pool, of)).right
+                ways = [gold(of), [call_text("list_notes", {"ship": "Aurora"}), *gold(of)]]
+                if of.id.endswith("explored"):
+                    ways.append([call_text("list_ships", {})])
+                for calls in ways:
+                    terms, reward = await play(pool, of, spoken([calls], f"I looked.\n{right}"))
+                    if terms["success"] != 1.0 or reward < 0.9 or terms["answer_form"] != 1.0:
+                        broken.append(f"{of.id}: {calls} earns {reward:.2f}: {terms}")
+            terms, reward = await play(pool, WRITTEN, spoken([gold(WRITTEN)], "Answer: done"))
+            assert terms["success"] == 1.0 and terms["answer_form"] is None
+        return broken
+
+    assert asyncio.run(run()) == []
+
+
+@pytest.mark.parametrize("of", REFUSED, ids=lambda of: of.id)
+def test_a_refusal_may_look_first_and_pays_for_it_as_for_any_excess(of: Task) -> None:
+    async def run() -> list[tuple[float | None, float]]:
+        looks = [call_text("get_ship", {"name": name}) for name in list(SHIPS)[:3]]
+        async with fleet() as pool:
+            plays = [await play(pool, of, spoken([looks[:n]], "Answer: none")) for n in (0, 1, 3)]
+        return [(terms["success"], round(reward, 6)) for terms, reward in plays]
+
+    # One exploratory call is free, two more cost 0.04 each.
+    assert asyncio.run(run()) == [(1.0, 1.0), (1.0, 1.0), (1.0, 0.92)]
+
+
+def attacks_on(seen: Seen) -> Iterator[tuple[str, list[list[str]], str]]:
+    """By machine, on any task: (name, calls by user turn, last message)."""
+    of, calls, right = seen.task, plan(seen), seen.right
+    check, steps = of.truth.final_answer, of.truth.tool_sequence
+    if check is not None:
+        for name, ending in bad_endings(right, "\n".join(seen.texts)).items():
+            yield name, calls, ending
+    if not steps:
+        return
+    nothing: list[list[str]] = [[] for _ in calls]
+    yield "from memory", nothing, right
+    broken = [*nothing[:-1], ["<tool_call>{"]]
+    yield "a call that does not parse", broken, right
+    if all(step.params for step in steps):
+        junk = [call_text(step.tool, dict.fromkeys(step.params, "Zorblax")) for step in steps]
+        yield "junk arguments", [*nothing[:-1], junk], right
+    if len({step.tool for step in steps}) == len(steps) and not steps[-1].finds_nothing:
+        yield "all but the last", plan(seen, lambda step: step.step != steps[-1].step), right
+    if of.truth.user_turns and not of.truth.evidence:  # who has seen a fact need not look again
+        whole = [move for turn in calls for move in turn]
+        yield "all in the first user turn", [whole, *nothing[1:]], right
+
+
+async def broken_claims(pool: ToolPool, tasks: list[Task]) -> tuple[list[str], set[str]]:
+    """What does not hold, and the names of the attacks that were made."""
     broken: list[str] = []
     made: set[str] = set()
-    honest_count = 0
     for task in tasks:
         seen = await honest(pool, task)
-        bound = await honest_failure(pool, task, seen) + MARGIN
-        for name, script in attacks_on(task, seen).items():
-            terms, reward, _ = await play(pool, task, script(seen))
+        for name, calls, ending in attacks_on(seen):
             made.add(name)
-            if terms["success"] != 0.0 or reward > bound:
-                broken.append(f"{task.id}: {name} earns {reward:.2f}: {script(seen)}")
-        if task.truth.abstain or seen.facts:  # elsewhere what was done counts, whatever is said of it
-            end = spoken(plan(seen), seen.reference)
-            cut, reward, _ = await play(pool, task, end, finish=FinishReason.LENGTH)
-            made.add("cut off")
-            if cut["success"] != 0.0 or reward > bound:
-                broken.append(f"{task.id}: cut off earns {reward:.2f}")
-        ways = HONEST if seen.facts else {"the reference": HONEST["the reference"]}
-        answers = [answer(seen) for answer in ways.values()]
-        check = task.truth.final_answer
-        answers += REFUSALS if check is not None and check.value == "cannot" else ()
-        for answer in answers:
-            terms, reward, _ = await play(pool, task, spoken(plan(seen), answer))
-            honest_count += 1
+            if found := await paid(pool, task, calls, ending):
+                broken.append(f"{name}: {found}")
+        for ending in (seen.right, f"As of today.\n**{seen.right}**"):
+            terms, _ = await play(pool, task, spoken(plan(seen), ending))
             if terms["success"] != 1.0:
-                broken.append(f"{task.id}: {answer!r} fails: {terms}")
-    return broken, made, honest_count
+                broken.append(f"{task.id}: {ending!r} fails: {terms}")
+        if task.truth.final_answer is not None:
+            end = spoken(plan(seen), seen.right)
+            cut, _ = await play(pool, task, end, finish=FinishReason.LENGTH)
+            broken += [] if cut["success"] == 0.0 else [f"{task.id}: cut off"]
+    return broken, made
 
 
 def test_no_attack_pays_on_any_class_of_full_tasks_and_right_answers_do() -> None:
-    async def run() -> tuple[list[str], set[str], int]:
+    async def run() -> tuple[list[str], set[str]]:
         async with full_pool() as pool:
             tasks = await full_tasks(pool, count=56, per_class=2, templates_per_class=2)
             assert {task_class(task) for task in tasks} == CLASSES
             return await broken_claims(pool, tasks)
 
-    broken, made, honest_count = asyncio.run(run())
+    broken, made = asyncio.run(run())
     assert broken == []
-    assert len(made) >= 60 and honest_count > 100
+    assert len(made) >= 27
 
 
 def test_no_attack_pays_on_explored_tasks_and_right_answers_do() -> None:
-    async def run() -> tuple[list[str], set[str], int]:
+    async def run() -> tuple[list[str], set[str]]:
         async with box_pool() as pool:
             tasks = await explored_tasks(pool, count=40, per_class=3)
-            assert {task_class(task) for task in tasks} == CLASSES - {
-                "multi_turn",
-                "error_recovery",
-                "sequential",
-                "irrelevance",
-            }
+            missing: Any = {task_class(task) for task in tasks}
+            assert missing >= {"single", "missing_function", "missing_parameter"}
             return await broken_claims(pool, tasks)
-
-    broken, made, honest_count = asyncio.run(run())
-    assert broken == []
-    assert len(made) >= 60 and honest_count > 40
-
-
-def elsewhere(seen: Seen, others: Sequence[Task]) -> dict[str, list[str]]:
-    """Calls that do not show the answer: the tools of the plan about other things, and other tools."""
-    steps = seen.task.truth.tool_sequence
-    tools, given = {step.tool for step in steps}, " ".join(str(step.params) for step in steps)
-    foreign = [step for task in others for step in task.truth.tool_sequence if not references(step.params)]
-    same = [step for step in foreign if step.tool in tools and not _values_in(step, given)]
-    calls = {
-        f"{step.tool} {step.params}": [call_text(step.tool, step.params)]
-        for step in foreign
-        if step.tool not in tools
-    }
-    calls = dict(list(calls.items())[:4])
-    calls |= {f"{step.tool} {step.params}": [call_text(step.tool, step.params)] for step in same[:6]}
-    for word in ("Zorblax", "none", "?", "x1"):
-        junk = [call_text(step.tool, dict.fromkeys(step.params, word)) for step in steps if step.params]
-        calls |= {
-            f"asked about {word}": junk,
-            f"asked for a field {word}": [call_text(steps[0].tool, {word: 1})],
-        }
-    return calls | {"nothing": [], "all of them": [call for made in calls.values() for call in made]}
-
-
-def _values_in(step: PlanStep, given: str) -> bool:
-    return any(str(value) in given for value in step.params.values())
-
-
-def with_line(seen: Seen, calls: list[str], line: str) -> Script:
-    """The calls, in the user turn of the last step, and this line."""
-    turns: list[list[str]] = [[] for _ in range(len(seen.task.truth.user_turns) + 1)]
-    turns[seen.task.truth.tool_sequence[-1].user_turn] = calls
-    return spoken(turns, f"I looked it up.\nAnswer: {line}")
-
-
-async def generated_attacks(pool: ToolPool, tasks: list[Task]) -> tuple[list[str], Counter[str]]:
-    """The attacks made from parts that pay, on tasks that ask for the answer line, and how many were made."""
-    broken: list[str] = []
-    made: Counter[str] = Counter()
-    for at, task in enumerate(tasks):
-        seen, random = await honest(pool, task), Random(SEED + at)
-        check, scripts = task.truth.final_answer, list[tuple[str, Script]]()
-        if task.truth.abstain and check is not None and check.value != "replies":
-            scripts += [
-                ("invention", silent(lambda _, t=t: f"{t}\nAnswer: none")(seen))
-                for t in inventions(random, 12)
-            ]
-        elif check is not None and check.type != "abstention":
-            value = resolve_references(check.value, seen.results)
-            line, rivals = written_answer(value), other_answers(value, seen)
-            for group, forms in (("hedge", hedges), ("denial", denials)):
-                for text in forms(random, line, rivals, 12).values():
-                    if re.search("percent|humidity", seen.question) and re.search("percent|%", text):
-                        continue  # it is
-                    scripts.append((group, spoken(plan(seen), f"I looked it up.\nAnswer: {text}")))
-            others = [other for other in tasks if other is not task]
-            scripts += [
-                ("elsewhere", with_line(seen, calls, line)) for calls in elsewhere(seen, others).values()
-            ]
-        for group, script in scripts:
-            made[group] += 1
-            terms, reward, _ = await play(pool, task, script)
-            bound = await honest_failure(pool, task, seen) + MARGIN
-            if terms["success"] != 0.0 or reward > bound:
-                broken.append(f"{task.id} {task.prompt[-1].content!r}: {group} earns {reward:.2f}: {script}")
-    return broken, made
-
-
-def other_answers(value: Any, seen: Seen) -> list[str]:
-    """Other values of the results, of the kind of `value`; invented ones if there are none."""
-    if isinstance(value, dict):
-        swapped = dict(zip(value, reversed(value.values()), strict=True))
-        return [written_answer(swapped)] if swapped != value else [written_answer(dict.fromkeys(value, "?"))]
-    if isinstance(value, int | float):
-        return [written_answer(value + 1), written_answer(value * 2)]
-    if isinstance(value, list):
-        return ["Zorblax", "4711.25", "the Kestrel"]
-    told = written_answer(value)
-    words = [
-        text
-        for text in seen.values
-        if re.fullmatch(r"[A-Z][A-Za-z ]{2,30}", text) and text not in f"{told} {seen.question}"
-    ]
-    return [*dict.fromkeys(words), "Zorblax"][:3]
-
-
-@pytest.mark.system
-def test_no_attack_made_from_parts_pays_where_the_answer_line_is_asked_for() -> None:
-    async def run() -> tuple[list[str], Counter[str]]:
-        async with full_pool() as pool:
-            tasks = await full_tasks(pool, count=56, per_class=3, templates_per_class=3, answer_line=True)
-            broken, made = await generated_attacks(pool, tasks)
-        async with box_pool() as pool:
-            tasks = await explored_tasks(pool, count=40, per_class=3, answer_line=True)
-            more, also_made = await generated_attacks(pool, tasks)
-        return broken + more, made + also_made
 
     broken, made = asyncio.run(run())
     assert broken == []
-    assert min(made[group] for group in ("hedge", "denial", "elsewhere", "invention")) >= 60, made
+    assert len(made) >= 25
 
 
 @pytest.mark.slow

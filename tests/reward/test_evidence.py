@@ -43,7 +43,7 @@ def recorded(made: Made) -> RecordedCall:
         ("high", ["OPS-110"], shown({"priority": "high"}, "get_ticket", id="OPS-111"), False),
         ("high", [["OPS-110", "Broken lift"]], shown({"title": "Broken lift", "priority": "high"}), True),
         (9, ["Aurora", "Oslo"], shown("Aurora | Oslo | 9\nNordlys | Oslo | 8"), True),
-        (8, ["Aurora", "Oslo"], shown("Aurora | Oslo | 9\nNordlys | Oslo | 8"), False),
+        (8, ["Aurora", "Oslo"], shown("Aurora | Oslo | 9\n\nNordlys | Oslo | 8"), False),
         (187.2, ["AAPL"], shown("AAPL closed at 187.20 dollars."), True),
         ("18", [], shown("1834"), False),
     ],

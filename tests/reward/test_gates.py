@@ -33,8 +33,8 @@ def test_a_step_that_may_change_something_is_a_gate_beside_an_answer_and_one_tha
 
 def test_that_there_is_none_must_have_been_looked_up_and_any_look_counts() -> None:
     step = QUOTE | {"params": {"ticker": "ZZZZ"}, "finds_nothing": True}
-    task = make_task(tool_sequence=[step], final_answer={"type": "abstention", "value": "cannot"})
-    none = "There is no such ticker."
+    task = make_task(tool_sequence=[step], final_answer={"type": "none"}, answer_line=True)
+    none = "There is no such ticker.\nAnswer: none"
     refused = {"failure": FailureKind.TOOL_ERROR, "server": "stocks"}
     looks = [
         made(ticker="ZZZZ", **refused),
@@ -50,7 +50,7 @@ def test_that_there_is_none_must_have_been_looked_up_and_any_look_counts() -> No
     ]
     assert [success(task, episode(turn(look), answer=none)) for look in elsewhere] == [0.0, 0.0, 0.0]
     assert success(task, episode(answer=none)) == 0.0
-    assert success(task, episode(turn(looks[0]), answer="It closed at 12.5.")) == 0.0
+    assert success(task, episode(turn(looks[0]), answer="Answer: 12.5")) == 0.0
 
 
 def test_a_write_that_nobody_asked_for_fails() -> None:
@@ -140,31 +140,38 @@ def test_a_call_before_the_user_said_what_it_takes_fails(named: bool) -> None:
 @pytest.mark.parametrize(
     ("truth", "says"),
     [
-        ({"abstain": True}, "an invented one too"),
+        ({"abstain": True, "answer_line": False}, "an invented one too"),
         ({"final_answer": ANSWER}, "passes without a call"),
         ({"tool_sequence": [QUOTE], "final_answer": ANSWER}, "passes with any call"),
         ({"tool_sequence": [QUOTE], "final_answer": {"type": "number", "value": "${step1.close}"}}, None),
         ({"tool_sequence": [QUOTE], "final_answer": ANSWER, "success": {"must_call_tool": "quote"}}, None),
         ({"tool_sequence": [QUOTE], "final_answer": ANSWER, "success": {"must_call_tool": ""}}, "any call"),
         ({"tool_sequence": [QUOTE]}, None),
-        ({"abstain": True, "final_answer": {"type": "abstention", "value": "cannot"}}, None),
+        ({"final_answer": {"type": "none"}}, None),
     ],
 )
 def test_a_record_that_could_be_passed_without_being_done_is_warned_of(
     truth: dict[str, Any], says: str | None
 ) -> None:
-    warnings = task_warnings(make_task(**truth))
+    warnings = task_warnings(make_task(**{"answer_line": True} | truth))
     assert len(warnings) == (says is not None)
     assert says is None or says in warnings[0]
+
+
+def test_an_answer_without_a_line_is_warned_of_with_the_way_out() -> None:
+    truth = {"tool_sequence": [QUOTE], "success": {"must_call_tool": "quote"}}
+    for kind, value in (("number", 187.2), ("name", "AAPL"), ("must_include", ["AAPL"]), ("regex", "A")):
+        (said,) = task_warnings(make_task(final_answer={"type": kind, "value": value}, **truth))
+        assert "denial" in said and "mcpagent data restate" in said and "rule+judge" in said
+    assert task_warnings(make_task(final_answer={"type": "string", "value": "AAPL"}, **truth)) == []
 
 
 @pytest.mark.parametrize(
     ("truth", "says"),
     [
         ({"final_answer": ANSWER, "reference_answer": "It is 187.3."}, "does not pass final_answer"),
-        ({"final_answer": ANSWER, "reference_answer": "It is not 187.2."}, "does not pass final_answer"),
-        ({"abstain": True, "final_answer": {"type": "abstention", "value": "maybe"}}, "is one of cannot"),
-        ({"final_answer": {"type": "abstention", "value": "cannot"}}, "abstain is not true"),
+        ({"final_answer": {"type": "name", "value": "a\nb"}, "answer_line": True}, "line break"),
+        ({"final_answer": {"type": "none", "form": "regex"}, "answer_line": True}, "no question can ask for"),
         ({"tool_sequence": [QUOTE], "quiet_turns": [0]}, "tool_sequence has a call"),
         ({"tool_sequence": [QUOTE], "quiet_turns": [3]}, "the last user turn is 0"),
         ({"state": {"chat": [{"call": {"tool": "x"}, "expect": {"n": {"lenght": 1}}}]}}, "it is not a rule"),

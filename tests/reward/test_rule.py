@@ -24,6 +24,7 @@ def test_the_gold_episode_scores_one() -> None:
         "S": 1.0,
         "coverage": 1.0,
         "answer": None,
+        "answer_form": None,
         "must_call": None,
         "state": None,
         "abstain": None,
@@ -182,9 +183,9 @@ def test_abstaining_means_no_call_and_an_end() -> None:
     assert reward(task, episode(answer="")) == reward(task, episode(answer=" ... ")) == 0.0
     assert reward(task, episode(turn(made(ticker="AAPL")))) == 0.0
     assert values(task, episode(turn(parse_failures=1)))["success"] == 0.0
-    checked = make_task(abstain=True, final_answer={"type": "abstention", "value": "cannot"})
-    assert reward(checked, episode(answer="I have no tool for that.")) == pytest.approx(1.0)
-    assert reward(checked, episode(answer="It costs 187.2.")) == 0.0  # silence alone is not half of it
+    line = {"answer_line": True, "final_answer": {"type": "abstention", "value": "cannot"}}
+    assert reward(make_task(abstain=True, **line), episode(answer="Answer: none")) == pytest.approx(1.0)
+    assert reward(make_task(abstain=True, **line), episode(answer="Answer: 187.2")) == 0.0
     rambling = episode(turn(), answer=None, stop=StopReason.MAX_TOKENS)
     assert reward(task, rambling) == 0.0
 

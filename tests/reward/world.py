@@ -96,7 +96,6 @@ async def full_tasks(
     count: int,
     per_class: int,
     templates_per_class: int | None = None,
-    answer_line: bool = False,
 ) -> list[Task]:
     """Of so many templates of each class, which is faster, or of all."""
     templates = load_templates(resource_path("templates/full"))
@@ -109,17 +108,15 @@ async def full_tasks(
         for t in sorted(group, key=lambda template: -template.weight)[:templates_per_class]
     )
     templates = replace(templates, templates=chosen)
-    data = await generate_dataset(pool, templates, counts={"train": count}, seed=11, answer_line=answer_line)
+    data = await generate_dataset(pool, templates, counts={"train": count}, seed=11)
     return _some_of_each(data.tasks["train"], per_class)
 
 
-async def explored_tasks(
-    pool: ToolPool, *, count: int, per_class: int, answer_line: bool = False
-) -> list[Task]:
+async def explored_tasks(pool: ToolPool, *, count: int, per_class: int) -> list[Task]:
     cache = CallCache(pool)
     learned = Learned(cache, await learn(cache, seed=7))
     counts = {"train": count}
-    data = await explore_dataset(pool, counts=counts, seed=7, learned=learned, answer_line=answer_line)
+    data = await explore_dataset(pool, counts=counts, seed=7, learned=learned)
     return _some_of_each(data.tasks["train"], per_class)
 
 

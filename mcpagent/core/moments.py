@@ -1,0 +1,73 @@
+"""Dates and times in ISO form (RFC 3339 and its parts), compared as the clock on the wall shows them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+_DATE = r"(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2})"
+_TIME = r"(?P<time>[0-9]{2}:[0-9]{2})(?P<seconds>:[0-9]{2}(?:\.[0-9]+)?)?"
+_OFFSET = r" ?\(?(?:UTC)?(?P<offset>Z|UTC|[-+][0-9]{2}:?[0-9]{2})\)?"
+# Not inside a longer number or word: "2026-05-05" is no part of "2026-05-055".
+MOMENT = re.compile(
+    rf"(?<![\w.:-])(?:{_DATE}(?:[T ]{_TIME}(?:{_OFFSET})?)?|{_TIME.replace('P<', 'P<only_')})(?![\w:])",
+    re.ASCII | re.IGNORECASE,
+)
+YEAR = re.compile(r"[0-9]{4}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A year, a date, a time of day, or a date with a time; "" for a part that it lacks. `time` is HH:MM,
+    `seconds` is empty or `:SS[.f]`, `offset` is empty or +HH:MM."""
+
+    year: str = ""
+    date: str = ""
+    time: str = ""
+    seconds: str = ""
+    offset: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Moment | None:
+        """Return what the whole of `text` says; None if it is not in ISO form, or no such moment exists."""
+        if YEAR.fullmatch(text):
+            return cls(year=text)
+        match = MOMENT.fullmatch(text)
+        return None if match is None else cls.of(match)
+
+    @classmethod
+    def of(cls, match: re.Match[str]) -> Moment | None:
+        """Return what a match of `MOMENT` says; None for a 30th of February and the like."""
+        parts = {name: match[name] or "" for name in ("date", "time", "seconds", "offset")}
+        parts["time"] = parts["time"] or match["only_time"] or ""
+        parts["seconds"] = parts["seconds"] or match["only_seconds"] or ""
+        try:
+            datetime.fromisoformat(f"{parts['date'] or '2000-01-01'} {parts['time'] or '00:00'}")
+            float(parts["seconds"][1:] or 0)
+        except ValueError:
+            return None
+        offset = parts["offset"].upper()
+        if offset in ("Z", "UTC"):
+            offset = "+00:00"
+        elif offset and ":" not in offset:
+            offset = f"{offset[:3]}:{offset[3:]}"
+        return cls(**{**parts, "offset": offset})
+
+    @property
+    def shape(self) -> tuple[bool, bool, bool]:
+        """Which of year, date and time it has."""
+        return bool(self.year), bool(self.date), bool(self.time)
+
+    def cut(self, precision: str | None) -> Moment:
+        """Return what is left of it at a precision: `year`, `day`, or all of it."""
+        if precision == "year":
+            return Moment(year=self.year or self.date[:4])
+        return Moment(date=self.date) if precision == "day" and self.date else self
+
+    def agrees_with(self, other: Moment) -> bool:
+        """Return whether both say the same, as far as both say it; seconds and an offset may be left out."""
+        seconds = {float(each.seconds[1:]) for each in (self, other) if each.seconds}
+        offsets = {each.offset for each in (self, other) if each.offset}
+        same = (self.year, self.date, self.time) == (other.year, other.date, other.time)
+        return same and len(seconds) <= 1 and len(offsets) <= 1
