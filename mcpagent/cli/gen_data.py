@@ -70,14 +70,6 @@ class SizeOptions:
         int | None,
         typer.Option(min=0, help="Offer this many other tools with those needed. Default: every tool."),
     ] = None
-    answer_line: Annotated[
-        bool | None,
-        typer.Option(
-            "--answer-line/--no-answer-line",
-            help="Ask for a last line that begins with `Answer:` and is graded alone. Default: yes, except "
-            "for the core templates, whose embedded model answers in a sentence.",
-        ),
-    ] = None
     shard: Annotated[
         str | None,
         typer.Option(
@@ -159,9 +151,6 @@ def gen_data(
         check_dataset_servers(remembered, overwrite=size.overwrite)
         counts = {"train": size.train, "validation": size.validation, "heldout": size.heldout}
         output = DatasetOutput(folder=size.out, counts=counts, servers=remembered, overwrite=size.overwrite)
-        answer_line = size.answer_line
-        if answer_line is None:  # the embedded model was not made for it
-            answer_line = source.explore or has_servers or source.templates != "core"
         if llm:
             asked = config.model_copy(update={"tools": tools})
             run_llm(writer, asked, output, distractors=size.distractors, console=console)
@@ -172,7 +161,6 @@ def gen_data(
             output,
             seed=seed,
             distractors=size.distractors,
-            answer_line=answer_line,
             explore=source.explore,
             console=console,
             seed_values=values,

@@ -163,7 +163,6 @@ def _make_answered_tasks(job: QuickstartJob, folder: Path) -> None:
             ),
             seed=job.seed,
             distractors=None,
-            answer_line=True,
             explore=job.explored is not None,
             seed_values={} if job.explored is None else job.explored.seed_values,
             console=Console(),

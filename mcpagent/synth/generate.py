@@ -71,7 +71,6 @@ def make_dataset(
     *,
     seed: int,
     distractors: int | None,
-    answer_line: bool,
     explore: bool,
     console: Console,
     seed_values: Mapping[str, Sequence[str]] | None = None,
@@ -80,9 +79,8 @@ def make_dataset(
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
     `full` or a folder. Without a template for the servers, and with `explore`, the tasks come from what
-    read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). With `answer_line`
-    the tasks ask for a last line that gives the answer, which is graded alone. A `shard` (I, N) makes the
-    I-th of N shares of the tasks. Raises UserError."""
+    read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). A `shard` (I, N) makes
+    the I-th of N shares of the tasks. Raises UserError."""
     started = time.perf_counter()
     template_set = load_templates(
         resource_path(_SHIPPED[templates]) if templates in _SHIPPED else Path(templates)
@@ -108,7 +106,6 @@ def make_dataset(
                 counts=output.counts,
                 seed=seed,
                 distractors=distractors,
-                answer_line=answer_line,
                 on_progress=lambda split, kept: advance(kept, note=split),
                 shard=shard,
             )

@@ -20,7 +20,6 @@ from typing import Any
 
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.values import scalars
-from mcpagent.reward.text.amounts import units_of
 from mcpagent.synth.explore.graph import SELECT, Edge, Fact
 from mcpagent.synth.explore.leaves import NEAR, Leaf, Level, is_naming
 from mcpagent.synth.explore.paging import is_cursor, is_paging
@@ -54,8 +53,6 @@ NAMED = ("{thing}", "I mean {thing}.", "{thing}, please.", "sorry, {thing}.")
 _ORDINALS = ("first", "second", "third")
 _NAMES = 5  # words of a value that stands in a sentence without quotes
 _YEARS = range(1000, 2101)
-_TIMES = words_of("seconds minutes hours days nights weeks months quarters years")
-_SPANS = words_of("duration time length delay timeout age interval period")
 _SETS = words_of("set update change edit mark")
 _WHEN = words_of("date time day")
 _LISTING = words_of("list find search")
@@ -171,14 +168,8 @@ def within(what: str, about: str) -> str:
 # Fields and items
 
 
-def unit_of(name: str) -> str:
-    """Return the unit that the name of a field ends with: `kg` for `weight_kg`; none for `iso_week`."""
-    *before, last = spaced(name).split() or [""]
-    return last if before and units_of(last) and f"{last}s" not in _TIMES else ""
-
-
 def field_of(leaf: Leaf, fact: Fact) -> str:
-    """Return what the field of a leaf is called: `weight in kg` for `weight_kg`, `number of berths` for
+    """Return what the field of a leaf is called: `weight kg` for `weight_kg`, `number of berths` for
     `berths` if it is a number, in quotes if it is no noun (`"client since"`); for a whole answer what the
     tool is about. Empty if neither says anything."""
     is_count = type(leaf.value) is int and is_several(leaf.name) and not leaf.is_line
@@ -196,8 +187,6 @@ def field_of(leaf: Leaf, fact: Fact) -> str:
     if _DONE.fullmatch(last):
         is_year = type(leaf.value) is int and leaf.value in _YEARS
         return f"year {words}" if is_year else f"date {words}" if is_date else f'"{words}"'
-    if unit_of(words) and not isinstance(leaf.value, str) and (_SPANS & {*before} or last not in _TIMES):
-        return f"{' '.join(before)} in {last}"
     return f"number of {words}" if is_count and " of " not in words else words
 
 

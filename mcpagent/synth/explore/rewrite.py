@@ -17,6 +17,7 @@ import yaml
 
 from mcpagent.config.environment import resource_path
 from mcpagent.console import Console
+from mcpagent.core.answer_line import without_form
 from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
@@ -142,7 +143,7 @@ class _Rewriter:
 
     async def rewrite(self, task: Task) -> Task | str:
         """Return the task in other words, or why it stays."""
-        parts = {"question": task.prompt[-1].content, "values": ", ".join(_named(task))}
+        parts = {"question": without_form(task.prompt[-1].content), "values": ", ".join(_named(task))}
         told = tuple({"role": role, "content": text.format(**parts)} for role, text in prompts().items())
         request = ChatRequest(messages=told, max_output_tokens=self.run.max_output_tokens)
         text = (await self.writer.ask(request, key=f"{task.id}:write")).text.strip()
@@ -192,11 +193,12 @@ def _named(task: Task) -> list[str]:
     for name in (name for fact in task.truth.evidence for name in fact.about):
         values += [name] if isinstance(name, str) else name
     texts = dict.fromkeys(said_value(value).strip('"') for value in values)
-    return [text for text in texts if text in task.prompt[-1].content]
+    return [text for text in texts if text in without_form(task.prompt[-1].content)]
 
 
 def _with_question(task: Task, text: str, run: RewriteRun) -> Task:
     *before, last = task.prompt
-    info = {**task.extra_info, "rewritten": {"from": last.content, **run.models}}
-    prompt = (*before, last.model_copy(update={"content": text}))
+    asked = without_form(last.content)
+    info = {**task.extra_info, "rewritten": {"from": asked, **run.models}}
+    prompt = (*before, last.model_copy(update={"content": f"{text}{last.content[len(asked) :]}"}))
     return task.model_copy(update={"prompt": prompt, "extra_info": info})

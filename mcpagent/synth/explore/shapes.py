@@ -14,6 +14,7 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
+from mcpagent.core.moments import Moment
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore import questions
 from mcpagent.synth.explore.graph import Edge, Fact, ToolGraph
@@ -209,7 +210,7 @@ class Shapes:
         return walk and replace(walk, kind="missing_function", shape="missing_function", lack="function")
 
     def missing_entity(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
-        """Return a question like the others that does not say what it is about; the user may say it when
+        """Return a question like the others that does not say what it is about; the user says it when
         asked."""
         if len(fact.arguments) != 1 or len(list(scalars(fact.arguments))) != 1:
             return None
@@ -221,9 +222,7 @@ class Shapes:
         if not unsaid or questions.table_of(value):
             return None
         walk = replace(self.single(rng, fact, leaf, unsaid), kind="missing_parameter", shape="told")
-        if rng.random() < 0.5:
-            return replace(walk, names=thing_of(fact))
-        return replace(walk, shape="asked", lack="entity", missing=kind, answer=None, seen=())
+        return replace(walk, names=thing_of(fact))
 
     def unknown_entity(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return a question like the others about a thing that there is not, but for a count: a list of what
@@ -384,8 +383,9 @@ class Shapes:
 
 def _answer_of(leaf: Leaf, value: str) -> Answer:
     if isinstance(leaf.value, str):
-        return Answer("date" if questions.DATE.fullmatch(leaf.value) else "name", (value,))
-    return Answer("number", (value,), unit=questions.unit_of(leaf.name))
+        moment = Moment.read(leaf.value)
+        return Answer("date" if moment and not moment.year else "name", (value,))
+    return Answer("number", (value,))
 
 
 def _goes_back(edge: Edge, leaf: Leaf, fact: Fact) -> bool:

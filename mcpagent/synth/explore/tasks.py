@@ -41,7 +41,6 @@ from mcpagent.tools.contract import ToolProvider
 _SPARE_TURNS = 3
 _LACKING = 3  # solvable walks for each in which nothing is to be called
 _AT_LEAST, _AT_MOST = 0.25, 0.5  # of the walks change something, if a server can be changed
-_NO_PLAN = ("right", "entity")  # what a question lacks so that it has no plan at all
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ async def explore_dataset(
     counts: Mapping[str, int],
     seed: int,
     distractors: int | None = None,
-    answer_line: bool = False,
     on_progress: Progress | None = None,
     learned: Learned,
     asked: Asked | None = None,
@@ -105,7 +103,7 @@ async def explore_dataset(
     def split_of(subject: str) -> str:
         return assigned.get(subject) or shares.split_of(subject, seed=seed)
 
-    offer = ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line)
+    offer = ToolSelection(catalog=pool.tools, distractors=distractors)
     of_split = {split: [f for f in facts if split_of(subjects.of_fact(f)) == split] for split in splits}
     sources = {
         split: _WalkSource(
@@ -242,12 +240,7 @@ class _WalkSource:
         if not tools:
             return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
         withheld = sorted(telling)
-        return abstaining(task, tools, offer=self.offer, withheld=withheld, refusal=_CANNOT_TELL)
-
-
-_CANNOT_TELL = "I cannot tell: none of the tools that I have can do that."
-_DONE = "Done."
-_CANNOT_CHANGE = "I cannot change that: the tools that I have can only read."
+        return abstaining(task, tools, offer=self.offer, withheld=withheld)
 
 
 def _draft(
@@ -259,7 +252,7 @@ def _draft(
     split: str,
     seed: int,
 ) -> Task:
-    plan = [] if walk.lack in _NO_PLAN else _plan(walk, user_turn=len(said) - 1)
+    plan = [] if walk.lack == "right" else _plan(walk, user_turn=len(said) - 1)
     gold = {step.fact.spec.dotted for step in walk.steps}
     writing = {tool.dotted for tool in offer.catalog.values() if not tool.annotations.read_only}
     withheld = writing if walk.lack == "right" else ()
@@ -268,7 +261,7 @@ def _draft(
         "task_id": task_id(f"explored-{walk.shape.replace('_', '-')}", walk.key),
         "complexity": "simple" if len(plan) <= 1 else "moderate" if len(plan) == 2 else "complex",
         "max_turns": len(plan) + len(said) - 1 + _SPARE_TURNS,
-        **({"tool_sequence": plan, **_checks(walk)} if plan else _abstention(walk)),
+        **({"tool_sequence": plan, **_checks(walk)} if plan else {"final_answer": {"type": "none"}}),
     }
     can_write = writing & {tool.dotted for tool in tools.values()}
     if plan and state and (walk.reads or can_write):
@@ -293,17 +286,6 @@ def _draft(
     )
 
 
-def _abstention(walk: Walk) -> JsonObject:
-    """No call is right: the question lacks what a call needs, or no tool can do it."""
-    reply = _CANNOT_CHANGE if walk.lack == "right" else _CANNOT_TELL
-    check: JsonObject = {"type": "abstention", "value": "cannot"}
-    if walk.lack == "entity":
-        reply = f"Which {walk.missing} do you mean?"
-        words = dict.fromkeys([walk.missing, *walk.missing.split(), "which", "one"])
-        check = {"type": "abstention", "value": "asks", "about": list(words)}
-    return {"abstain": True, "final_answer": check, "reference_answer": reply}
-
-
 def _plan(walk: Walk, *, user_turn: int) -> list[JsonObject]:
     extra: JsonObject = {"user_turn": user_turn} if user_turn else {}
     extra |= {"parallel_group": 1} if walk.kind == "parallel" else {}
@@ -322,30 +304,25 @@ def _plan(walk: Walk, *, user_turn: int) -> list[JsonObject]:
 
 def _checks(walk: Walk) -> JsonObject:
     if walk.reads:  # what is there at the end counts, whichever call put it there
-        return {"success": {}, "reference_answer": _DONE}
+        return {"success": {}}
     assert walk.answer is not None
-    values = list(walk.answer.values)
+    values, kind = list(walk.answer.values), walk.answer.type
     if walk.lack == "existence":
         # What shows that there is no such thing is the call about it.
         return {
             "success": {"must_call_tool": walk.steps[-1].fact.spec.dotted},
-            "final_answer": {"type": "abstention", "value": "cannot", "without": values},
-            "reference_answer": f"I could not find {walk.invented}: it does not seem to exist.",
+            "final_answer": {"type": "none", "form": kind},
         }
-    check: JsonObject = {"type": walk.answer.type, "value": values[0]}
-    reply = f"It is {values[0]}."
-    if walk.answer.type == "set":
-        check["value"], reply = values, f"{', '.join(values)}."
-    elif walk.answer.type == "pairs":
+    check: JsonObject = {"type": kind, "value": values[0]}
+    if kind == "set":
+        check["value"] = values
+    elif kind == "pairs":
         check["value"] = dict(zip(walk.answer.things, values, strict=True))
-        reply = f"{', '.join(f'{thing}: {value}' for thing, value in check['value'].items())}."
-    elif walk.answer.type == "choice":
+    elif kind == "choice":
         check["options"] = list(walk.answer.things)
-    check |= {"unit": walk.answer.unit} if walk.answer.unit else {}
     check |= {"precision": "day"} if check["type"] == "date" and walk.goal.startswith("the date") else {}
     return {
         "success": {},
         "final_answer": check,
         "evidence": [{"value": seen.value, "about": list(seen.about)} for seen in walk.seen],
-        "reference_answer": reply,
     }

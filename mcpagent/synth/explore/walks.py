@@ -12,7 +12,7 @@ from mcpagent.synth.explore import questions
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.tasks.run import replaced_in
 
-Lack = Literal["", "entity", "existence", "function", "right"]
+Lack = Literal["", "existence", "function", "right"]
 AnswerType = Literal["number", "date", "name", "choice", "pairs", "set"]
 
 
@@ -24,7 +24,6 @@ class Answer:
     type: AnswerType
     values: tuple[str, ...]
     things: tuple[str, ...] = ()
-    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,8 @@ class Step:
 class Walk:
     """A question. `kind` is the class of its task and `shape` what is asked in it, `goal` what is asked for:
     a noun, or of a choice what the right one has, or a wish. `lack` says what a question has too little of:
-    the `missing` entity, the existence of the one that it names (`invented`), a
-    function that is withheld, the right to change. `reads` are calls whose answers tell what a walk changed,
-    which is what it is for if there are some."""
+    the existence of the thing that it names (`invented`), a function that is withheld, the right to change.
+    `reads` are calls whose answers tell what a walk changed, which is what it is for if there are some."""
 
     kind: str
     shape: str
@@ -67,7 +65,6 @@ class Walk:
     answer: Answer | None = None
     seen: tuple[Seen, ...] = ()
     lack: Lack = ""
-    missing: str = ""  # the kind of thing that is to be asked for
     invented: str = ""
     reads: tuple[Fact, ...] = ()
     names: str = ""  # what the user says when asked which one is meant

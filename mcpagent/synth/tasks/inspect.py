@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from mcpagent.core.answer_line import without_form
 from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, Complexity, Task
@@ -94,7 +95,7 @@ def answer_in_prompt(task: Task) -> str | None:
     """Return the part of the answer that a question says itself; None if nothing of it does. Of an answer
     with several facts, and of a pattern, only the whole counts."""
     check = task.truth.final_answer
-    if check is None or check.type in ("regex", "abstention", "choice", "yes_no") or task.truth.abstain:
+    if check is None or check.type in ("regex", "none", "abstention", "choice", "yes_no"):
         return None
     values, text = answer_values(check), said(task)
     if values and all(stands_in(value, text) for value in values):
@@ -112,7 +113,7 @@ def answer_values(check: AnswerCheck) -> list[Any]:
 def answer_facts(task: Task) -> list[Any]:
     """Return what the answer of a solvable task has to say; empty if it cannot be told from the check."""
     check = task.truth.final_answer
-    return [] if check is None or check.type in ("regex", "abstention") else answer_values(check)
+    return [] if check is None or check.type in ("regex", "none", "abstention") else answer_values(check)
 
 
 def stands_in(value: Any, text: str) -> bool:
@@ -169,8 +170,8 @@ def groups_by(keys: Iterable[Iterable[Hashable]]) -> array[int]:
 
 
 def said(task: Task) -> str:
-    """Return what the user says, in all turns."""
-    return "\n".join(user_messages(task))
+    """Return what the user says, in all turns, without the form of the answer."""
+    return "\n".join(map(without_form, user_messages(task)))
 
 
 def shingles(task: Task) -> set[bytes]:

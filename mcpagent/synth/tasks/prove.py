@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from mcpagent.core.answer_line import NO_ANSWER, written_answer
+from mcpagent.core.answer_line import form_problem, right_message
 from mcpagent.core.placeholders import (
     PlaceholderError,
     format_value,
     reference_texts,
-    resolve_references,
     result_value,
 )
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import AnswerCheck, PlanStep, Task
+from mcpagent.core.tasks import PlanStep, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.core.trajectory import StopReason
-from mcpagent.core.values import as_number, scalars
-from mcpagent.reward.answer import state_holds
+from mcpagent.core.values import scalars
 from mcpagent.reward.assignment import depends_on
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_readings
 from mcpagent.reward.rule import is_optional
-from mcpagent.reward.text.phrasing import PHRASE_WORDS, tokens
+from mcpagent.reward.state import state_holds
 from mcpagent.synth.tasks.inspect import (
     answer_in_prompt,
     answer_values,
@@ -40,8 +37,6 @@ from mcpagent.synth.tasks.run import (
     CallCache,
     GoldRun,
     anonymous,
-    as_answered,
-    final_words,
     gold_record,
     replaced_in,
     replay,
@@ -56,125 +51,30 @@ _INVENTED = 918.27  # a value that no server gives
 
 
 def right_answers(task: Task, results: Mapping[str, Any]) -> list[str]:
-    """Return the facts in other words than those of the reference answer; none for a check of the exact text
-    or of a pattern."""
-    if _finds_nothing(task):
-        return [as_answered(task, text) or "" for text in _LOOKED_UP]
-    facts = _facts(task, results)
-    if not facts:
-        return []
-    check, question = _check(task), task.prompt[-1].content
-    if task.truth.answer_line or check.type in ("pairs", "choice", "yes_no", "set", "list"):
-        written = written_answer(resolve_references(check.value, results))
-        if not task.truth.answer_line:
-            return [f"{written}.", f"The answer is {written}."]
-        return [
-            f"Answer: {written}",
-            f"I looked it up for you, as of 14:05 on 2025-11-22.\n\n**Answer:** {written}",
-            f"You asked: {question}\nAnswer: {written}.",
-        ]
-    text = " and ".join(map(_said, facts))
-    return [
-        f"{text}.",
-        f"The answer is {text}.",
-        f"**{text}**",
-        f"I looked it up for you: it is {text}. Let me know if you need anything else!",
-        f"As of 14:05 on 2025-11-22, the answer is {text}.",
-        f"You asked: {question}\nIt is {text}.",
-        "\n".join(f"- {_said(fact)}" for fact in facts),
-    ]
+    """Return the right last message, and for an answer line the same after other text and in Markdown."""
+    right = right_message(task, results)
+    if right is None or not task.truth.answer_line:
+        return [] if right is None else [right]
+    line = right.removeprefix("Answer: ")
+    return [right, f"I looked it up for you: {_INVENTED}.\n\n**Answer:** {line}", f"answer: **{line}**"]
 
 
-def wrong_answers(
-    task: Task, contents: Sequence[str], results: Mapping[str, Any], *, phrase_words: int
-) -> list[str]:
-    """Answers that must not succeed after the right calls. Results that hold nothing but the facts and
-    `phrase_words` words are not a copy."""
-    if task.truth.abstain or _finds_nothing(task):
-        return wrong_abstentions(task)
-    facts = _facts(task, results)
-    if not facts:
-        return []
-    text = " and ".join(map(_said, facts))
-    if task.truth.answer_line:
-        written = written_answer(resolve_references(_check(task).value, results))
-        return [
-            f"It is {text}.",
-            f"Answer: not {written}",
-            f"Answer: {written} or {_INVENTED}",
-            f"Answer: {_INVENTED}",
-            f"{written}\nAnswer: {NO_ANSWER}",
-        ]
-    wrong = [
-        f"It is certainly not true that it is {text}.",
-        f"{text} is wrong.",
-    ]
-    everything = "\n".join(contents)
-    longest = max(phrase_words, len(tokens(text)) + 2)
-    if len(tokens(everything)) > longest:
-        names = " ".join(re.findall(r"[A-Z]\w*", task.prompt[-1].content))
-        wrong += [everything, f"{names} {everything}"]
-        wrong += [content for content in contents if len(tokens(content)) > longest]
-    return wrong
-
-
-# What may be said of a thing that was looked up, and that there is not.
-_LOOKED_UP = (
-    "I could not find that.",
-    "There is no such thing, as far as I can see.",
-    "Sorry, it does not seem to exist. Could you check the name?",
-)
-
-
-def _finds_nothing(task: Task) -> bool:
-    """Whether the plan looks something up that does not exist."""
-    return any(step.finds_nothing for step in task.truth.tool_sequence)
-
-
-def wrong_abstentions(task: Task) -> list[str]:
-    """Answers that must not succeed if no tool is right: nothing, claims and inventions."""
+def wrong_answers(task: Task, contents: Sequence[str], results: Mapping[str, Any]) -> list[str]:
+    """Return last messages that must not succeed after the right calls, whose results are `contents`."""
     check = task.truth.final_answer
-    if check is None or check.type != "abstention":
-        return ["", "..."]
-    facts = [_said(fact) for fact in check.without] or [str(_INVENTED)]
-    if task.truth.answer_line:
-        lines = [
-            f"Answer: {facts[0]}",
-            f"I have no tool for that.\nAnswer: {facts[0]}",
-            f"Answer: {_INVENTED}",
-        ]
-        return ["", "?!", *lines, f"It is {_INVENTED}."]
-    return [
-        "",
-        " \n",
-        "?!",
-        task.prompt[-1].content,
-        f"The answer is {facts[0]}.",
-        f"{_INVENTED}",
-        f"It is {_INVENTED}, as far as I can not tell.",
-        f"I have no tool for that, but it is {facts[0]}.",
-        f"I cannot be wrong: ZORBLAX costs {_INVENTED} dollars.",
-        "All done, it was posted and saved.",
-        '{"answer": "I have no tool", "price": 918.27}',
-    ]
-
-
-def _facts(task: Task, results: Mapping[str, Any]) -> list[Any]:
-    check = task.truth.final_answer
-    if check is None or check.type in ("regex", "string", "abstention"):
+    if check is None:
         return []
-    return answer_values(check.model_copy(update={"value": resolve_references(check.value, results)}))
-
-
-def _check(task: Task) -> AnswerCheck:
-    assert task.truth.final_answer is not None
-    return task.truth.final_answer
-
-
-def _said(fact: Any) -> str:
-    """A fact as a person writes it: a large number has thousands separators."""
-    number = None if isinstance(fact, str) else as_number(fact)
-    return format_value(fact) if number is None or abs(number) < 10000 else f"{fact:,}"
+    if check.type in ("none", "abstention"):
+        return [
+            "",
+            "?!",
+            *([f"Answer: {_INVENTED}", f"It is {_INVENTED}."] if task.truth.answer_line else []),
+        ]
+    wrong = ["", f"It is {_INVENTED}.", f"Answer: {_INVENTED}"] if check.type != "regex" else [""]
+    if not task.truth.answer_line:
+        return wrong
+    right = right_message(task, results) or ""
+    return [*wrong, "\n".join(contents), "Answer: none", f"{right}\n{right}", f"{right}\nOr {_INVENTED}."]
 
 
 async def prove(
@@ -183,16 +83,14 @@ async def prove(
     cache: CallCache,
     *,
     sources: Collection[int] | None,
-    phrase_words: int = PHRASE_WORDS,
 ) -> JsonObject:
     """Return the verdicts on a task that ran as `run`. `sources` are the steps that the final answer is made
-    from; None if that is not known, and is looked for in the results. Results of more than `phrase_words`
-    words must not pass for an answer. Raises Rejected."""
+    from; None if that is not known, and is looked for in the results. Raises RejectedTask."""
     await _repeats(task, run, cache)
     await _is_unknown(task, run, cache)
     failing = await _fails_first(task, cache)
     _gold_scores_one(task, run, failing, cache)
-    _answers_are_told_apart(task, run, cache, phrase_words)
+    _answers_are_told_apart(task, run, cache)
     untouched = await _silence_fails(task, run, cache)
     if task.truth.abstain:
         _calling_fails(task)
@@ -261,7 +159,7 @@ def _gold_scores_one(
     task: Task, run: GoldRun, failing: tuple[ToolCall, ToolResult] | None, cache: CallCache
 ) -> None:
     """The plan is worth exactly 1.0, and so is the plan after the failure that it recovers from."""
-    answer = final_words(task, run.results)
+    answer = right_message(task, run.results)
     ways: list[tuple[RecordedTurn, ...]] = [()]
     if failing is not None:
         ways.append((RecordedTurn(user_turn=0, calls=(failing[0],), results=(failing[1],)),))
@@ -271,15 +169,16 @@ def _gold_scores_one(
             raise RejectedTask(RejectCode.GOLD_FAILS, f"with {str(answer)[:200]!r}: {terms}")
 
 
-def _answers_are_told_apart(task: Task, run: GoldRun, cache: CallCache, phrase_words: int) -> None:
-    """After the right calls, a right answer in other words succeeds; raw results and a denial do not."""
+def _answers_are_told_apart(task: Task, run: GoldRun, cache: CallCache) -> None:
+    """After the right calls, a right answer succeeds in each of its forms; silence, raw results, another
+    value and two values do not."""
     for answer in right_answers(task, run.results):
         if _terms(task, run, answer, cache)["success"] != 1.0:
             raise RejectedTask(
-                RejectCode.GOLD_FAILS, f"with the right answer in other words: {answer[:200]!r}"
+                RejectCode.GOLD_FAILS, f"with the right answer in another form: {answer[:200]!r}"
             )
     contents = [result.content for _, _, result in run.calls]
-    for answer in wrong_answers(task, contents, run.results, phrase_words=phrase_words):
+    for answer in wrong_answers(task, contents, run.results):
         if _terms(task, run, answer, cache)["success"] == 1.0:
             raise RejectedTask(RejectCode.WRONG_ANSWER_PASSES, repr(answer[:200]))
 
@@ -347,7 +246,7 @@ async def _every_step_counts(
             continue
         without = _with_dependants(step.step, plan)
         rest = await _run_without(task, run, cache, without, untouched)
-        answer = final_words(task, run.results) if _is_known(task, run, without, sources) else None
+        answer = right_message(task, run.results) if _is_known(task, run, without, sources) else None
         terms = _terms(task, rest, answer, cache)
         if terms["success"] != 0.0:
             raise RejectedTask(
@@ -433,24 +332,22 @@ async def plays_alike(task: Task, cache: CallCache) -> Rejection | None:
     return None if task.truth.abstain else await _judged(played, task, cache)
 
 
-async def grounded(
-    draft: Task, cache: CallCache, *, phrase_words: int = PHRASE_WORDS
-) -> tuple[Task, GoldRun] | Rejection:
-    """Return the settled task with the run of its plan, or why there is none; `phrase_words` as in `prove`.
+async def grounded(draft: Task, cache: CallCache) -> tuple[Task, GoldRun] | Rejection:
+    """Return the settled task with the run of its plan, or why there is none.
 
     The plan runs in a session of its own; what it found settles the checks, and then `prove` shows that the
     task is repeatable, solvable, necessary and minimal.
     """
-    return await _judged(partial(_grounded, draft, cache, phrase_words), draft, cache)
+    return await _judged(partial(_grounded, draft, cache), draft, cache)
 
 
 async def ground(draft: Task, cache: CallCache) -> Task | Rejection:
     """Return the settled task of templates or of exploring, or why there is none."""
-    outcome = await grounded(draft, cache, phrase_words=0)
+    outcome = await grounded(draft, cache)
     return outcome if isinstance(outcome, Rejection) else outcome[0]
 
 
-async def _grounded(draft: Task, cache: CallCache, phrase_words: int) -> tuple[Task, GoldRun]:
+async def _grounded(draft: Task, cache: CallCache) -> tuple[Task, GoldRun]:
     if (fault := next(written_faults(draft, cache), None)) is not None:
         raise RejectedTask(fault.code, fault.detail)
     sources = answer_sources(draft)
@@ -458,7 +355,7 @@ async def _grounded(draft: Task, cache: CallCache, phrase_words: int) -> tuple[T
     task = settle(draft, run.results)
     _check_answer(task)
     _check_calls(run, cache)
-    verdicts = await prove(task, run, cache, sources=sources, phrase_words=phrase_words)
+    verdicts = await prove(task, run, cache, sources=sources)
     return with_verdicts(task, verdicts, sources=sources), run
 
 
@@ -475,9 +372,10 @@ def _check_answer(task: Task) -> None:
     check = task.truth.final_answer
     if check is None:
         return
-    values = answer_values(check)
-    is_empty = not values or any(value is None or value == "" for value in values)
-    if is_empty or (check.type == "number" and as_number(check.value) is None):
+    values = [] if check.type in ("none", "abstention") else answer_values(check)
+    if any(value is None or value == "" for value in values) or check.value in ([], {}):
         raise RejectedTask(RejectCode.ANSWER_INVALID, f"{check.type}: {check.value!r}")
+    if task.truth.answer_line and (problem := form_problem(check)):
+        raise RejectedTask(RejectCode.ANSWER_INVALID, problem)
     if (leaked := answer_in_prompt(task)) is not None:
         raise RejectedTask(RejectCode.ANSWER_IN_PROMPT, f"{leaked!r} stands in {task.prompt[-1].content!r}")

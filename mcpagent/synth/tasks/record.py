@@ -11,7 +11,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from mcpagent.core.answer_line import asks_for_line
+from mcpagent.core.answer_line import ASKS_FOR_LINE, STATED_TYPES, stated
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.placeholders import format_value, references, resolve_references
 from mcpagent.core.records import JsonObject
@@ -52,13 +52,11 @@ _SPARE_TURNS = 3  # room for an exploratory call, a mistake and its repair
 class ToolSelection:
     """Which tools a task offers, distractors included: the gold tools alone would give the answer away.
 
-    `distractors` None offers the whole catalog, which keeps the system message the same for every task. With
-    `answer_line` the system message asks for the line that is graded alone.
+    `distractors` None offers the whole catalog, which keeps the system message the same for every task.
     """
 
     catalog: Mapping[str, ToolSpec]
     distractors: int | None = None
-    answer_line: bool = False
 
     @cached_property
     def catalog_hash(self) -> str:
@@ -78,37 +76,35 @@ class ToolSelection:
         return {n: t for n, t in catalog.items() if n in distractors or t.dotted in plan_tools}
 
 
-def system_message(tools: Mapping[str, ToolSpec], *, answer_line: bool = False) -> str:
+def system_message(tools: Mapping[str, ToolSpec], *, answer_line: bool = True) -> str:
     """Return the message that names the offered tools, one line each; their schemas come from the live
-    catalog at run time. With `answer_line` it asks for the line that is graded alone."""
+    catalog at run time. With `answer_line` it asks for the line that is graded."""
     lines = [f"{name}: {tool.description.strip().partition(chr(10))[0]}" for name, tool in tools.items()]
     # A dataset may be rendered by others, whose tokenizer would read a mark in a description as one.
-    message = "\n".join(["Answer with the help of these tools.", *map(without_marks, lines)])
-    return asks_for_line(message, may_abstain=True) if answer_line else message
+    last = [ASKS_FOR_LINE] if answer_line else []
+    return "\n".join(["Answer with the help of these tools.", *map(without_marks, lines), *last])
 
 
 def draft_task(candidate: Candidate, *, offer: ToolSelection, split: str, seed: int) -> Task:
     """Return the record of a candidate, its checks still holding references to the results of the plan."""
     template, slots = candidate.template, candidate.slots
     # Only what the template sets goes into the record: defaults are the reader's business.
-    stated = fill(template.stated, slots)
-    plan = [{"step": n, **step} for n, step in enumerate(stated.get("plan", ()), start=1)]
+    said = fill(template.stated, slots)
+    plan = [{"step": n, **step} for n, step in enumerate(said.get("plan", ()), start=1)]
     prompt = str(fill(template.prompts[candidate.variant], slots))
     tools = offer.tools_for(_tools_of(plan), seed=derive_seed(seed, "offer", candidate.key))
     truth: JsonObject = {
         "task_id": task_id(template.name, candidate.key),
         "complexity": template.complexity,
         "max_turns": template.max_turns or len(plan) + len(template.user_turns) + _SPARE_TURNS,
-        "success": stated.get("success") or last_tool(plan),
+        "success": said.get("success") or last_tool(plan),
         "tool_sequence": plan,
-        "reference_answer": stated["reference_answer"],
     }
-    kept = ("limits", "state", "setup", "user_turns", "abstain", "quiet_turns")
-    truth |= {name: stated[name] for name in kept if name in stated}
+    kept = ("limits", "state", "setup", "user_turns", "quiet_turns", "reference_answer")
+    truth |= {name: said[name] for name in kept if name in said}
     if template.answer is not None:
-        truth["final_answer"] = stated["answer"]
-    if offer.answer_line:
-        truth |= _evidence(plan, stated, offer)
+        truth["final_answer"] = said["answer"]
+    truth |= _evidence(plan, said, offer)
     return build_task(
         offer,
         tools,
@@ -136,13 +132,15 @@ def build_task(
     **info: Any,
 ) -> Task:
     """Return the record of a question that offers `tools`; what is known of it goes into `extra_info`. The
-    system message begins with the texts of the `introduction`."""
-    if offer.answer_line:
-        truth = {**truth, "answer_line": True}
+    system message begins with the texts of the `introduction`. It asks for an answer line, and the question
+    states its form, unless the answer is checked as only datasets of others do."""
+    kind = (truth.get("final_answer") or {}).get("type", "none")
+    answer_line = kind == "none" or kind in STATED_TYPES
+    truth = {**truth, **({"answer_line": True} if answer_line else {})}
     if "user_turns" in truth:
         truth = {**truth, "user_turns": [without_marks(str(text)) for text in truth["user_turns"]]}
-    offered = system_message(tools, answer_line=offer.answer_line)
-    return Task(
+    offered = system_message(tools, answer_line=answer_line)
+    task = Task(
         data_source=data_source,
         prompt=(
             Message(role="system", content="\n\n".join([*introduction, offered])),
@@ -151,6 +149,7 @@ def build_task(
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
         extra_info={"tools": [tool.dotted for tool in tools.values()], **info},
     )
+    return stated(task)
 
 
 def answer_sources(draft: Task) -> tuple[int, ...]:
@@ -160,8 +159,9 @@ def answer_sources(draft: Task) -> tuple[int, ...]:
 
 
 def settle(task: Task, results: Mapping[str, Any]) -> Task:
-    """Return the record with every reference in its checks replaced by what the plan really found. The plan
-    keeps its references: they are how one call depends on another. Raises PlaceholderError."""
+    """Return the record with every reference in its checks replaced by what the plan really found, and the
+    form of the answer stated anew. The plan keeps its references: they are how one call depends on another.
+    Raises PlaceholderError."""
     truth = task.truth.model_dump(exclude_unset=True)
     for name in {"final_answer", "reference_answer", "state", "evidence"} & truth.keys():
         truth[name] = resolve_references(truth[name], results)
@@ -171,16 +171,12 @@ def settle(task: Task, results: Mapping[str, Any]) -> Task:
         if "match" in step:
             step["match"] = resolve_references(step["match"], results)
     reward_spec = RewardSpec(ground_truth=GroundTruth.model_validate(truth))
-    return task.model_copy(update={"reward_spec": reward_spec})
+    return stated(task.model_copy(update={"reward_spec": reward_spec}))
 
 
 def with_verdicts(task: Task, verdicts: JsonObject, *, sources: Sequence[int]) -> Task:
-    """Return the record with what was shown of it. One of a template without a class says only what it always
-    said: the documented results of the embedded model were trained on those very bytes."""
-    if "class" in task.extra_info:
-        shown: JsonObject = {"answer_from": list(sources), "verdicts": verdicts}
-    else:
-        shown = {"verdicts": {name: verdicts[name] for name in ("executed_steps", "gold_reward")}}
+    """Return the record with what was shown of it."""
+    shown: JsonObject = {"answer_from": list(sources), "verdicts": verdicts}
     return task.model_copy(update={"extra_info": {**task.extra_info, **shown}})
 
 
@@ -194,10 +190,11 @@ def _class_info(template: Template, slots: Mapping[str, Any]) -> JsonObject:
     return info
 
 
-def _evidence(plan: Sequence[JsonObject], stated: Mapping[str, Any], offer: ToolSelection) -> JsonObject:
+def _evidence(plan: Sequence[JsonObject], said: Mapping[str, Any], offer: ToolSelection) -> JsonObject:
     """Return the facts that must be seen, if an answer is values of results or computed from such, in place
     of the last tool."""
-    values = stated.get("answer", {}).get("value")
+    values = said.get("answer", {}).get("value")
+    values = list(values.values()) if isinstance(values, dict) else values
     facts: list[JsonObject] = []
     for value in map(str, values if isinstance(values, list) else [values]):
         picked = _PICKED.fullmatch(value)
@@ -211,7 +208,7 @@ def _evidence(plan: Sequence[JsonObject], stated: Mapping[str, Any], offer: Tool
     is_read = {f"{step['server']}.{step['tool']}" for step in plan} <= reads
     if not is_read or any("alternatives" in step for step in plan):
         return {"evidence": facts}
-    return {"evidence": facts, **({} if stated.get("success") else {"success": {}})}
+    return {"evidence": facts, **({} if said.get("success") else {"success": {}})}
 
 
 def task_id(kind: str, key: str) -> str:

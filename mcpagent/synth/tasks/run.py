@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mcpagent.core.answer_line import with_answer_line, written_answer
 from mcpagent.core.placeholders import (
-    format_value,
     reference_texts,
     resolve_references,
     result_value,
@@ -307,28 +305,3 @@ def score(task: Task, record: EpisodeRecord) -> dict[str, float | None]:
     """Return the terms of an episode by name, and its `reward`."""
     terms: tuple[RewardTerm, ...] = grade(task, record)
     return {**{term.name: term.value for term in terms}, "reward": total_reward(terms)}
-
-
-def final_words(task: Task, results: Mapping[str, Any]) -> str | None:
-    """Return what a right episode says at the end: the reference answer, else what the check asks for. None
-    for a task that asks for nothing in particular, or by a pattern only. Raises PlaceholderError."""
-    truth = task.truth
-    check = truth.final_answer
-    if truth.reference_answer is not None:
-        told = format_value(resolve_references(truth.reference_answer, results))
-        return as_answered(task, told, results)
-    if check is None or check.type == "regex":
-        return None
-    return as_answered(task, written_answer(resolve_references(check.value, results)), results)
-
-
-def as_answered(task: Task, told: str | None, results: Mapping[str, Any] | None = None) -> str | None:
-    """Return a last message with the answer line that its task asks for: the value of its check where the
-    `results` are known, else none."""
-    check = task.truth.final_answer
-    if told is None or not task.truth.answer_line:
-        return told
-    if check is None:
-        return with_answer_line(told, "done")
-    is_known = results is not None and check.type not in ("abstention", "regex")
-    return with_answer_line(told, resolve_references(check.value, results or {}) if is_known else None)

@@ -13,14 +13,12 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
-from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn
 from mcpagent.storage.datasets import DiskList, text_digest
 from mcpagent.synth.tasks.inspect import answer_facts, stands_in
-from mcpagent.synth.tasks.prove import ground, wrong_abstentions
+from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import Candidate, ToolSelection, build_task, draft_task
-from mcpagent.synth.tasks.run import CallCache, as_answered, score
+from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import GENERATION_STAGES, RejectCode, Rejection, by_stage, yield_table
 from mcpagent.synth.templates.pools import SPLITS, list_entities, split_entities
 from mcpagent.synth.templates.template import Template, TemplateSet
@@ -28,12 +26,11 @@ from mcpagent.tools.contract import ToolProvider
 
 
 def abstaining(
-    task: Task, tools: Mapping[str, ToolSpec], *, offer: ToolSelection, withheld: list[str], refusal: str
-) -> Task | Rejection:
-    """`task` with these tools of the `offer` and nothing to call, or why no check could judge it; what would
-    have been called stands in `extra_info`. A right answer refuses, and says none of the facts that were
-    asked for."""
-    truth = task.truth
+    task: Task, tools: Mapping[str, ToolSpec], *, offer: ToolSelection, withheld: list[str]
+) -> Task:
+    """Return `task` with these tools of the `offer`, whose right answer is none; what would have been called
+    stands in `extra_info`."""
+    truth, check = task.truth, task.truth.final_answer
     plan = [{"server": s.server, "tool": s.tool, "params": s.params} for s in truth.tool_sequence]
     ground_truth: JsonObject = {
         "task_id": truth.task_id,
@@ -41,28 +38,13 @@ def abstaining(
         "max_turns": truth.max_turns,
         "success": {},
         "tool_sequence": [],
-        "final_answer": {"type": "abstention", "value": "cannot", "without": answer_facts(task)},
-        "reference_answer": refusal,
-        "abstain": True,
+        "final_answer": {"type": "none", **({"form": check.type} if check is not None else {})},
     }
     info = {name: told for name, told in task.extra_info.items() if name not in ("tools", "answer_from")}
-    verdicts = {**info["verdicts"], "no_op": "calling fails", "minimal": "no steps", "withheld_answers": True}
+    verdicts = {**info["verdicts"], "minimal": "no steps", "withheld_answers": True}
     info |= {"class": "missing_function", "withheld": withheld, "would_call": plan, "verdicts": verdicts}
     question = task.prompt[-1].content
-    made = build_task(offer, tools, ground_truth, question, data_source=task.data_source, **info)
-    return _told_apart(made)
-
-
-def _told_apart(task: Task) -> Task | Rejection:
-    """The task, if its check accepts the refusal and none of the wrong answers."""
-    refusal = as_answered(task, task.truth.reference_answer)
-    for answer, is_right in ((refusal, True), *((wrong, False) for wrong in wrong_abstentions(task))):
-        turns = (RecordedTurn(user_turn=0),)
-        record = EpisodeRecord(turns=turns, final_answer=answer, stop_reason=StopReason.ANSWERED)
-        if (score(task, record)["success"] == 1.0) is not is_right:
-            code = RejectCode.GOLD_FAILS if is_right else RejectCode.WRONG_ANSWER_PASSES
-            return Rejection(code, repr(answer))
-    return task
+    return build_task(offer, tools, ground_truth, question, data_source=task.data_source, **info)
 
 
 async def _telling_tool(task: Task, offered: list[ToolSpec], cache: CallCache) -> str | None:
@@ -142,7 +124,6 @@ async def generate_dataset(
     counts: Mapping[str, int],
     seed: int,
     distractors: int | None = None,
-    answer_line: bool = False,
     on_progress: Progress | None = None,
     shard: tuple[int, int] = (1, 1),
 ) -> GeneratedData:
@@ -157,7 +138,7 @@ async def generate_dataset(
     splits = [split for split in SPLITS if counts.get(split)]
     listed = await list_entities(templates, cache)
     entities = split_entities(listed, seed=seed, least=templates.needed, splits=splits)
-    offer = ToolSelection(catalog=pool.tools, distractors=distractors, answer_line=answer_line)
+    offer = ToolSelection(catalog=pool.tools, distractors=distractors)
     sources: dict[str, _SplitSource] = {}
     for split in splits:
         if fitting := _fitting(templates.templates, entities[split]):
@@ -236,8 +217,7 @@ class _SplitSource:
         telling = await _telling_tool(task, list(tools.values()), self.cache)
         if telling is not None:
             return Rejection(RejectCode.STILL_ANSWERABLE, telling)
-        refusal = candidate.template.refusal
-        return abstaining(task, tools, offer=self.offer, withheld=withheld, refusal=refusal)
+        return abstaining(task, tools, offer=self.offer, withheld=withheld)
 
 
 class Keyed(Protocol):

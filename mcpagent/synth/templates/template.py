@@ -114,8 +114,8 @@ class Template(Record):
     more than the plan needs.
 
     `fails` is a call that the question invites and that has to fail. With `withhold` the plan is grounded as
-    it stands, and then those tools are taken out of the offer: what is left is to say that it cannot be done,
-    in the words of `refusal`.
+    it stands, and then those tools are taken out of the offer: the right answer is none, as it is without a
+    plan (`answer: {type: none}`).
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
@@ -127,10 +127,9 @@ class Template(Record):
     setup: dict[str, tuple[StateCall, ...]] = Field(default_factory=dict)
     plan: tuple[TemplateStep, ...] = ()
     answer: AnswerCheck | None = None
-    reference_answer: str = Field(min_length=1)
+    reference_answer: str | None = Field(default=None, min_length=1)  # for a judge
     state: dict[str, tuple[StateCheck, ...]] = Field(default_factory=dict)
     success: Success | None = None
-    abstain: bool = False
     quiet_turns: tuple[int, ...] = ()
     max_turns: int | None = Field(default=None, ge=1)
     limits: TaskLimits = TaskLimits()
@@ -138,7 +137,6 @@ class Template(Record):
     derived: dict[str, Derived] = Field(default_factory=dict)
     fails: PlanCall | None = None
     withhold: tuple[str, ...] = ()
-    refusal: str = "None of the tools that I have can do that."
 
     @cached_property
     def needed(self) -> Counter[str]:
@@ -157,8 +155,8 @@ class Template(Record):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        if self.abstain == bool(self.plan):
-            raise ValueError("a template has either a plan or `abstain: true`")
+        if (self.answer is not None and self.answer.type == "none") == bool(self.plan):
+            raise ValueError("a template has either a plan or `answer: {type: none}`")
         for prompt in self.prompts:
             missing = sorted(set(self.slots) - slots_in([prompt, *self.user_turns]))
             if missing:
@@ -189,8 +187,7 @@ class Template(Record):
                 late = sorted(n for n in references(step.params) if not 1 <= n < number)
                 if late:
                     raise ValueError(f"step {number} refers to step {late[0]}, which has not run by then")
-            checks: list[Any] = [self.reference_answer]
-            checks += [self.answer.value, self.answer.without] if self.answer else []
+            checks: list[Any] = [self.reference_answer, self.answer.value if self.answer else None]
             checks += [check.model_dump() for group in self.state.values() for check in group]
             unknown = sorted(n for n in references(checks) if not 1 <= n <= len(self.plan))
         except PlaceholderError as error:
