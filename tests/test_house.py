@@ -26,7 +26,6 @@ from packaging.utils import canonicalize_name
 from mcpagent.cli.main import COMMANDS
 from mcpagent.config.loader import load_train_config
 from mcpagent.llm.budget import load_prices
-from mcpagent.reward.judge import JudgePrompts
 from mcpagent.synth.explore.rewrite import prompts
 from mcpagent.synth.llm.prompts import load_prompts
 from mcpagent.synth.templates.template import load_templates
@@ -41,7 +40,7 @@ LAYERS = {
     "env": 4,
     "rollout": 5,
     **dict.fromkeys(("servers", "synth", "evaluate"), 6),
-    "train": 7,
+    **dict.fromkeys(("judge", "train"), 7),
     "run": 8,
     **dict.fromkeys(("checks", "demo", "engines", "bridges"), 9),
     "types": 10,  # the page of words: lends from everywhere below, and is imported by people
@@ -311,8 +310,6 @@ def test_every_template_loads() -> None:
             jinja2.Environment().parse(path.read_text(encoding="utf-8"))
         elif path == ROOT / "templates" / "prompts" / "prices.yaml":
             assert load_prices()
-        elif path == ROOT / "templates" / "prompts" / "judge.yaml":
-            assert JudgePrompts.load(path) == JudgePrompts.load()
         elif path == ROOT / "templates" / "prompts" / "rewrite.yaml":
             assert list(prompts()) == ["system", "user"]
         elif path.parent == ROOT / "templates" / "prompts":

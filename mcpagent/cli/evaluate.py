@@ -237,11 +237,10 @@ def judge_check(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Measure a judge against the rule on your own tasks: agreement, kappa, and what changes its verdict.
+    """Measure a judge against the rule on your own tasks: agreement, and Cohen's kappa.
 
-    The judge is asked about the gold episode of each task and one with something wrong in it; again with the
-    question in other words and another order, with a longer answer, and with an instruction to the judge in a
-    tool's answer. Exit code 1 if kappa is below judge.min_kappa.
+    The judge is asked about the gold episode of each task and one with something wrong in it. Exit code 1 if
+    kappa is below judge.min_kappa.
 
     Example: mcpagent eval judge-check --data train.jsonl --set judge.model=gpt-5-mini --out judge-check.json
     """
@@ -251,9 +250,13 @@ def judge_check(
     if out is not None:
         refuse_existing(out, overwrite=overwrite)
     config = options.config(console, data=data)
-    outcome = measure_judge(config, data=data, episodes=episodes, out=out, console=console)
-    console.print_blocks(outcome, judge_blocks(outcome))
-    if not outcome.is_good_enough:
+    check = measure_judge(config, data=data, episodes=episodes, out=out, console=console)
+    least = config.judge.min_kappa
+    is_good_enough = check.is_good_enough(least)
+    verdict = {"min_kappa": least, "good_enough": is_good_enough, "path": None if out is None else str(out)}
+    document = {**check.model_dump(mode="json"), **verdict}
+    console.print_blocks(document, judge_blocks(check, min_kappa=least, path=out))
+    if not is_good_enough:
         raise typer.Exit(1)
 
 

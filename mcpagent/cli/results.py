@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mcpagent.console import METRIC_COLUMNS, Block, Facts, Table, counted, metric_row
@@ -13,7 +14,7 @@ from mcpagent.evaluate.intervals import FEWEST_TASKS
 from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary
 
 if TYPE_CHECKING:
-    from mcpagent.run.judge_check import JudgeCheckOutcome
+    from mcpagent.judge.check import JudgeCheck
 
 _BY_COMPLEXITY = (
     "task_success",
@@ -136,34 +137,28 @@ def _needed_blocks(result: Comparison) -> Iterator[Block]:
     yield Facts(facts)
 
 
-def judge_blocks(outcome: JudgeCheckOutcome) -> Iterator[Block]:
+def judge_blocks(check: JudgeCheck, *, min_kappa: float, path: Path | None) -> Iterator[Block]:
     """Yield how far a judge agrees with the rule, and whether training would take it."""
-    check = outcome.check
-    bias = check.length_bias.difference
     rows = [
         metric_row("agreement with the rule", check.agreement, is_rate=True),
-        *(metric_row(f"  {kind}", metric, is_rate=True) for kind, metric in check.by_kind.items()),
         metric_row("Cohen's kappa", check.kappa, is_rate=False),
-        metric_row("error of single votes", check.vote_error, is_rate=True),
         metric_row("wrong approved", check.false_approvals, is_rate=True),
         metric_row("right refused", check.false_refusals, is_rate=True),
-        *(metric_row(f"changed by {name}", metric, is_rate=True) for name, metric in check.flips.items()),
-        metric_row("approved more when longer", bias, is_rate=True, signed=True),
     ]
-    title = (
-        f"{check.judge['model']}: {counted(check.n_episodes, 'episode')} of {counted(check.n_tasks, 'task')}"
-    )
+    of = counted(check.n_tasks, "task")
+    title = f"{check.judge['model']}: {counted(check.n_episodes, 'episode')} of {of}"
     yield Table(title, METRIC_COLUMNS, rows)
     faults = ", ".join(f"{name} ({n})" for name, n in check.faults.items())
     cost = check.spend["cost_usd"]
     spent = "" if cost is None else f", ${cost:.4f}"
-    verdict = "training takes this judge" if outcome.is_good_enough else "training refuses this judge"
-    path = outcome.path
+    verdict = (
+        "training takes this judge" if check.is_good_enough(min_kappa) else "training refuses this judge"
+    )
     yield Facts(
         [
             ("unscored", f"{check.unscored}: {faults}" if check.unscored else None),
             ("asked", f"{counted(check.spend['requests'], 'request')}{spent}"),
-            ("kappa", f"judge.min_kappa is {outcome.min_kappa:g}: {verdict}"),
+            ("kappa", f"judge.min_kappa is {min_kappa:g}: {verdict}"),
             ("written", None if path is None else str(path)),
             ("next", None if path is None else f"mcpagent train --set judge.check={path}"),
         ]

@@ -83,7 +83,7 @@ def _common(config: TrainConfig) -> Iterator[ConfigFinding]:
 def _reward(reward: RewardConfig) -> Iterator[ConfigFinding]:
     names = reward.term_names
     if reward.weightless:
-        weighted = ("success", "partial", "penalty", "judge", *names)
+        weighted = ("success", "partial", "penalty", *names)
         yield ConfigFinding(
             (f"reward.weights.{reward.weightless[0]}", "reward.terms"),
             f"reward.weights names {', '.join(reward.weightless)}, but the terms that have a weight are "

@@ -315,16 +315,15 @@ class DataConfig(Section):
     max_tasks: PositiveInt | None = None  # the first so many only
 
 
-_METHOD_WEIGHTS = ("success", "partial", "penalty", "judge")
+_METHOD_WEIGHTS = ("success", "partial", "penalty")
 FunctionName = Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")]  # package.module:function
 
 
 class RewardConfig(Section):
     """The reward in training and evaluation; when penalties begin, and controls, are of training alone."""
 
-    # By term: success (0.6), partial (0.4), penalty (-1) and, of the method rule+judge, judge (0.2), if
-    # other weights are wanted, and functions of `terms`, which are measured without weight if they have
-    # none here.
+    # By term: success (0.6), partial (0.4) and penalty (-1), if other weights are wanted, and functions of
+    # `terms`, which are measured without weight if they have none here.
     weights: dict[str, float] = {}
     # Functions of a task and an ended episode that give 0 to 1, as package.module:function (reward.terms).
     terms: Annotated[tuple[FunctionName, ...], Field(strict=False)] = ()

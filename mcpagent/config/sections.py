@@ -32,7 +32,7 @@ class ApiConfig(Section):
     base_url: str | None = None  # of an OpenAI-compatible server; None: OpenAI's own
     max_in_flight: PositiveInt = 8  # requests at once
     calls_per_minute: PositiveFloat | None = None  # spaced evenly; None: no limit
-    timeout_s: PositiveFloat = 120.0  # deadline of one attempt, and of all votes of a judge on one episode
+    timeout_s: PositiveFloat = 120.0  # deadline of one attempt, and of a judge's verdict on one episode
     attempts: PositiveInt = 6  # at one request, the waits that the server asks for between them
     price_in: NonNegativeFloat | None = None  # dollars per million tokens; None: as known of the model
     price_out: NonNegativeFloat | None = None
@@ -41,16 +41,11 @@ class ApiConfig(Section):
 
 
 class JudgeConfig(Section):
-    """A model that judges episodes of tasks whose `reward_spec.method` is `judge` or `rule+judge`; `api` says
-    how it is asked."""
+    """A model that judges episodes of tasks whose `reward_spec.method` is `judge`, or `rule+judge` if their
+    answer has no type; `api` says how it is asked."""
 
     model: str | None = None  # None: no judge
     base_url: str | None = None  # of an OpenAI-compatible server; None: OpenAI's own
-    votes: PositiveInt = 3  # at temperature 0; more than half of them must agree
-    # A verdict that is the same under a rubric which demands the opposite is unscored: one more request an
-    # episode.
-    controls: bool = True
-    prompts: str | None = None  # a file such as templates/prompts/judge.yaml; None: that
     # Training needs a record of eval judge-check on its tasks, with a kappa of at least this.
     min_kappa: Annotated[float, Field(ge=-1, le=1)] = 0.6
     check: str | None = None  # that record

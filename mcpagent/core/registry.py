@@ -81,9 +81,9 @@ REWARD_METHODS = Family(
     "reward method",  # reward_spec.method of a record: graders of an ended episode
     {
         "rule": "mcpagent.reward.rule:grade_by_rule",  # deterministic, from calls, answer and end state
-        # A model's verdict; on the successes of a rule, if one can check.
-        "judge": f"{_JUDGE}:grade_by_judge",
-        "rule+judge": f"{_JUDGE}:grade_by_rule_and_judge",  # the rule, and a model on its successes
+        "judge": f"{_JUDGE}:grade_by_judge",  # a model's verdict
+        # The rule; of an answer without a type, a model's verdict on what the rule finds right.
+        "rule+judge": f"{_JUDGE}:grade_by_rule_and_judge",
     },
 )
 BACKENDS = Family(

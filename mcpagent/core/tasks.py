@@ -173,7 +173,7 @@ class GroundTruth(OpenRecord):
 
 class RewardSpec(OpenRecord):
     """`method` names the scoring: `rule` is the deterministic reward of `mcpagent.reward`, `judge` asks a
-    model, `rule+judge` asks it about what the rule finds right."""
+    model, `rule+judge` asks it about an answer without a type."""
 
     method: RewardMethodName = "rule"
     ground_truth: GroundTruth

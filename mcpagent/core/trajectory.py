@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
@@ -70,26 +70,18 @@ class RewardTerm(Record):
     weight: float = 0.0
 
 
-class JudgeVote(Record):
-    """One answer of a judge and what it was read as; if that is None, `fault` says why."""
-
-    answer: str | None = None
-    verdict: bool | None = None
-    fault: str | None = None
-
-
 class Judgement(Record):
     """What a model said of an episode. `identity` is that of the judge, `question_sha256` of what it was
-    asked; `control` is its answer under a rubric that demands the opposite verdict. `verdict` None: the votes
-    do not agree, do not hold against the control, or there is an `error`."""
+    asked. `verdict` None: it did not answer or cannot be read, and `fault` says why."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")  # records of older versions hold votes
 
     model: str
     identity: str
     question_sha256: str
-    votes: tuple[JudgeVote, ...] = ()
-    control: JudgeVote | None = None
+    answer: str | None = None
     verdict: bool | None = None
-    error: str | None = None
+    fault: str | None = None
 
 
 class SimulatedUser(Record):

@@ -22,12 +22,11 @@ from types import MappingProxyType
 
 from mcpagent.config.named_parts import load_named
 from mcpagent.config.schema import RewardConfig
-from mcpagent.config.sections import JudgeConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import RewardTerm, Trajectory
 from mcpagent.errors import UserError
-from mcpagent.reward.judge import JUDGE_TERM, JUDGE_WEIGHT, JudgePrompts, JudgeRules
+from mcpagent.reward.judge import JUDGE_TERM
 from mcpagent.reward.record import EpisodeRecord, Graded, Reward, grade, record_of
 from mcpagent.reward.rule import MAX_PENALTY, TERM_NAMES, WEIGHTS, with_penalty
 
@@ -77,12 +76,10 @@ class RewardBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfiguredReward:
-    """`weights` are those that were chosen, by term; the method of a task has the others. `judge` is what is
-    asked for the term of that name."""
+    """`weights` are those that were chosen, by term; the method of a task has the others."""
 
     weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     functions: tuple[TermFunction, ...] = ()
-    judge: JudgeRules | None = None
 
     def grade(self, task: Task, record: EpisodeRecord) -> Graded:
         """Return the terms of an ended episode: those of the method that its task names, then one's own."""
@@ -99,9 +96,7 @@ class ConfiguredReward:
         return Graded(terms, tuple(errors))
 
     def _weighted(self, term: RewardTerm) -> RewardTerm:
-        # A judge's term that its method leaves out counts by no weight: it was not asked, or gave no verdict.
-        is_left_out = term.name == JUDGE_TERM and term.weight == 0.0
-        if term.name not in self.weights or is_left_out:
+        if term.name not in self.weights:
             return term
         return term.model_copy(update={"weight": self.weights[term.name]})
 
@@ -109,23 +104,22 @@ class ConfiguredReward:
     def effective_weights(self) -> dict[str, float]:
         """By term, of the methods with a rule and of one's own."""
         unweighted = {each.name: 0.0 for each in self.functions}
-        judged = {} if self.judge is None else {JUDGE_TERM: JUDGE_WEIGHT}
-        return {**WEIGHTS, **judged, **unweighted, **self.weights}
+        return {**WEIGHTS, **unweighted, **self.weights}
 
     @property
     def bounds(self) -> RewardBounds:
-        """For tasks of the methods with a rule: success is 0 or 1, the penalty at most MAX_PENALTY, and any
-        other term 0 to 1, whatever success is; but the judge's is 0 without success."""
+        """Success is 0 or 1, the penalty at most MAX_PENALTY, and any other term 0 to 1, whatever success
+        is."""
         weights = self.effective_weights
         ranges = {name: MAX_PENALTY if name == "penalty" else 1.0 for name in weights if name != "success"}
         least = sum(min(0.0, weights[name]) * most for name, most in ranges.items())
-        greatest = sum(max(0.0, weights[name]) * most for name, most in ranges.items() if name != JUDGE_TERM)
+        greatest = sum(max(0.0, weights[name]) * most for name, most in ranges.items())
         return RewardBounds(weights["success"] + least, greatest)
 
     @property
     def is_default(self) -> bool:
         """Whether it is the one that the documentation states."""
-        return not self.functions and self.judge is None and self.effective_weights == WEIGHTS
+        return not self.functions and self.effective_weights == WEIGHTS
 
     def as_json(self) -> JsonObject:
         """Return what a manifest and the provenance of a result say of the reward."""
@@ -136,7 +130,6 @@ class ConfiguredReward:
                 each.name: {"function": each.place, "source_sha256": each.source_sha256}
                 for each in self.functions
             },
-            **({} if self.judge is None else {"judge": self.judge.as_json()}),
             "lowest_success": round(bounds.lowest_success, 12),
             "highest_failure": round(bounds.highest_failure, 12),
             "every_success_above_every_failure": bounds.separates,
@@ -162,27 +155,12 @@ class ConfiguredReward:
 DEFAULT_REWARD = ConfiguredReward()
 
 
-def load_reward(config: RewardConfig, judge: JudgeConfig | None = None) -> ConfiguredReward:
-    """Return the reward of a configuration, its functions imported and looked at, and the `judge` that it
-    names. Raises UserError."""
-    rules = None if judge is None else judge_rules(judge)
-    if not config.weights and not config.terms and rules is None:
+def load_reward(config: RewardConfig) -> ConfiguredReward:
+    """Return the reward of a configuration, its functions imported and looked at. Raises UserError."""
+    if not config.weights and not config.terms:
         return DEFAULT_REWARD
     functions = tuple(_load(place) for place in config.terms)
-    return ConfiguredReward(weights=dict(config.weights), functions=functions, judge=rules)
-
-
-def judge_rules(judge: JudgeConfig) -> JudgeRules | None:
-    """Return what the judge of a configuration is asked; None if it names none. Raises UserError."""
-    if judge.model is None:
-        return None
-    return JudgeRules(
-        model=judge.model,
-        base_url=judge.base_url,
-        votes=judge.votes,
-        controls=judge.controls,
-        prompts=JudgePrompts.load(None if judge.prompts is None else Path(judge.prompts)),
-    )
+    return ConfiguredReward(weights=dict(config.weights), functions=functions)
 
 
 def regraded(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:

@@ -31,6 +31,6 @@ def agent_settings(
         max_context_tokens=max_context,
         discovery=discovery(config.tools),
         user=user,
-        reward=load_reward(config.reward, config.judge),
+        reward=load_reward(config.reward),
         judge=judge,
     )

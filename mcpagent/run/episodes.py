@@ -19,12 +19,12 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.summary import EvalResult, summarise
+from mcpagent.judge.tasks import judge_note
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.policy.contract import Sampling
 from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
-from mcpagent.run.judge import OpenedJudge, judge_note
-from mcpagent.run.policies import ReadyPolicy, at_once, open_agent, open_policy, refuse_policy
+from mcpagent.run.policies import OpenedJudge, ReadyPolicy, at_once, open_agent, open_policy, refuse_policy
 from mcpagent.storage.datasets import DiskList, TaskFile, find_dataset, split_file
 from mcpagent.storage.packages import provenance
 from mcpagent.tools.contract import OnChange, PinnedTools
@@ -203,7 +203,7 @@ def open_episodes(
     """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
     that `policy` names (see `open_policy`). Raises UserError before anything is played."""
     refuse_policy(policy)
-    for note in load_reward(config.reward, config.judge).notes():
+    for note in load_reward(config.reward).notes():
         console.note(note)
     with memory_reported(config), ExitStack() as stack:
         tasks = stack.enter_context(open_tasks(config, data, shard=shard, on_note=console.note))

@@ -40,6 +40,7 @@ _CONDITIONS = {
     "max_new_tokens": "the limit of tokens a turn",
     "max_turns": "the limit of turns",
     "reward": "the reward",
+    "judge.identity": "the judge",
     "policy.chat_template_sha256": "the chat template",
 }
 

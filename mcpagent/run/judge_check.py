@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import RunError, UserError
-from mcpagent.evaluate.judge_check import JudgeCase, JudgeCheck, check_judge, judge_cases
+from mcpagent.judge.check import JudgeCheck, check_judge, judge_cases
 from mcpagent.run.episodes import open_episodes, open_tasks
-from mcpagent.run.judge import open_judge
+from mcpagent.run.policies import open_judge
 from mcpagent.run.rollout import check_out, play
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.packages import provenance
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.io_thread import IOThread
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeCheckOutcome:
-    """What was measured, where it is, and the least kappa that training asks for."""
-
-    check: JudgeCheck
-    path: Path | None
-    min_kappa: float
-
-    @property
-    def is_good_enough(self) -> bool:
-        """Whether training would take the judge."""
-        return self.check.kappa.value is not None and self.check.kappa.value >= self.min_kappa
-
-    def as_json(self) -> JsonObject:
-        """Return the document of `eval judge-check --json`."""
-        return {
-            **self.check.model_dump(mode="json"),
-            "min_kappa": self.min_kappa,
-            "good_enough": self.is_good_enough,
-            "path": None if self.path is None else str(self.path),
-        }
 
 
 def measure_judge(
@@ -52,7 +27,7 @@ def measure_judge(
     episodes: Path | None = None,
     out: Path | None = None,
     console: Console | None = None,
-) -> JudgeCheckOutcome:
+) -> JudgeCheck:
     """Ask the judge of `config` about episodes of the tasks of `data` whose outcome the rule can tell: stored
     `episodes`, else those of the gold plans, played now, and as many with something wrong in them. Raises
     UserError before anything is asked, RunError if the judge gives no verdict at all."""
@@ -70,31 +45,38 @@ def measure_judge(
         facts: JsonObject = {"path": str(tasks.path), "sha256": tasks.sha256, "tasks": len(tasks)}
     played = _gold(config, data, console) if episodes is None else list(read_trajectories(episodes))
     cases = judge_cases(by_id, played, are_gold=episodes is None)
-    _refuse_one_sided(cases, by_id, episodes)
+    successes = sum(case.is_success for case in cases)
+    if successes in (0, len(cases)):
+        raise UserError(
+            f"the rule tells {successes} successes and {len(cases) - successes} failures among the episodes "
+            f"of {len(by_id)} tasks, and a judge is measured on both",
+            where=str(episodes) if episodes is not None else "--data",
+            remedy="name successes and failures (--episodes FILE) of tasks that the rule alone can grade "
+            "(--data): of the method rule, or with a final_answer",
+        )
     with (
         IOThread() as io,
         open_judge(config, io=io, on_note=console.note) as opened,
         console.progress("Judging", total=len(cases)) as advance,
     ):
         assert opened is not None
-        check = io.run(
-            check_judge(
-                opened.judge,
-                cases,
-                tasks=facts,
-                concurrency=config.api.max_in_flight,
-                spend=opened.budget.as_json,
-                on_done=advance,
-                seed=config.seed,
-            )
+        asking = check_judge(
+            opened.judge,
+            cases,
+            tasks=facts,
+            concurrency=config.api.max_in_flight,
+            on_done=advance,
+            seed=config.seed,
         )
+        check = io.run(asking)
+        update = {"spend": opened.budget.as_json(), "versions": provenance()}
+        check = check.model_copy(update=update)
     if check.unscored == check.n_episodes:
-        reason = next(iter(check.faults), "its votes do not agree")
-        raise RunError(f"the judge gave no verdict on any of {check.n_episodes} episodes: {reason}")
-    check = check.model_copy(update={"versions": provenance()})
+        fault = next(iter(check.faults))
+        raise RunError(f"the judge gave no verdict on any of {check.n_episodes} episodes: {fault}")
     if out is not None:
         write_text(out, check.model_dump_json(indent=1) + "\n")
-    return JudgeCheckOutcome(check=check, path=out, min_kappa=config.judge.min_kappa)
+    return check
 
 
 def _gold(config: TrainConfig, data: Path | None, console: Console) -> Sequence[Trajectory]:
@@ -102,17 +84,3 @@ def _gold(config: TrainConfig, data: Path | None, console: Console) -> Sequence[
     quiet = config.model_copy(update={"algorithm": "sft", "judge": type(config.judge)()})
     with open_episodes(quiet, policy="gold", samples=1, console=console, data=data) as setup:
         return play(setup, samples=1, label="judge check", console=console)
-
-
-def _refuse_one_sided(cases: list[JudgeCase], tasks: dict[str, Task], episodes: Path | None) -> None:
-    verdicts = {case.is_success for case in cases}
-    if len(verdicts) == 2:
-        return
-    what = "no episode" if not verdicts else f"only {'successes' if verdicts == {True} else 'failures'}"
-    raise UserError(
-        f"the rule tells {what} among these ({len(cases)} episodes of {len(tasks)} tasks), and a judge is "
-        "measured on both",
-        where=str(episodes) if episodes is not None else "--data",
-        remedy="name episodes with successes and failures (--episodes FILE), of tasks with a tool_sequence, "
-        "a final_answer or a state",
-    )

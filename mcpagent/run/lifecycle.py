@@ -198,7 +198,7 @@ class RunInputs:
             return None
         run = RunFolder.open(self.folder)
         check_same(config, run)
-        _check_same_reward(run.manifest["reward"], self.manifest["reward"], where=run.path / "manifest.json")
+        _check_same_reward(run.manifest, self.manifest, where=run.path / "manifest.json")
         checkpoint = last_good_checkpoint(run)
         run.truncate_after((step_of(checkpoint) or 0) if checkpoint else 0)
         return checkpoint
@@ -223,15 +223,16 @@ def check_same(config: TrainConfig, run: RunFolder) -> None:
 
 
 def _check_same_reward(began: JsonObject, now: JsonObject, *, where: Path) -> None:
-    """The functions of `reward.terms` are those that the run began with: a hash of their files says so."""
-    judges = [each.get("judge", {}).get("identity") for each in (began, now)]
-    if judges[0] != judges[1]:
+    """The functions of `reward.terms` and the judge's prompt are those that the run began with: hashes say
+    so."""
+    if began.get("judge", {}).get("identity") != now.get("judge", {}).get("identity"):
         raise UserError(
-            "the judge's prompts are not those that the run began with",
-            where=f"{where}: reward.judge",
-            remedy="bring the file of its prompts back, or start a new run under another name",
+            "this version of mcpagent asks a judge otherwise than the one that the run began with",
+            where=f"{where}: judge",
+            remedy="resume with that version, or start a new run under another name",
         )
-    changed = [name for name, term in now["terms"].items() if began["terms"].get(name) != term]
+    old, new = began["reward"]["terms"], now["reward"]["terms"]
+    changed = [name for name, term in new.items() if old.get(name) != term]
     if changed:
         raise UserError(
             f"the file of the reward term {', '.join(changed)} is not what it was when the run began",

@@ -16,6 +16,9 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.env.user import UserSimulator
 from mcpagent.errors import UserError
+from mcpagent.judge.model import ModelJudge
+from mcpagent.judge.tasks import judge_rules
+from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import open_client
 from mcpagent.models.weights import weight_files
 from mcpagent.policy.backend import require_vllm
@@ -25,7 +28,6 @@ from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, over_eager
 from mcpagent.rollout.collector import AgentSettings
 from mcpagent.rollout.setup import agent_settings
 from mcpagent.run.api_models import budget_of, open_asked
-from mcpagent.run.judge import OpenedJudge, open_judge
 from mcpagent.storage.checkpoints import find_model, run_of
 from mcpagent.storage.lineage import model_identity
 from mcpagent.storage.packages import require
@@ -195,6 +197,37 @@ def _open_user(
         model, config, name=f"user-{model}", run=facts, base_url=url, io=io, on_note=on_note
     ) as asked:
         yield UserSimulator(asked.client, model=model)
+
+
+@dataclass(frozen=True)
+class OpenedJudge:
+    """`budget` is what was used so far, by earlier runs of its journal too."""
+
+    judge: ModelJudge
+    budget: ApiBudget
+    journal: Path
+
+    def as_json(self) -> JsonObject:
+        """Return what a result says of the judge and what it cost."""
+        return {**self.judge.rules.as_json(), "journal": str(self.journal), "spend": self.budget.as_json()}
+
+
+@contextmanager
+def open_judge(
+    config: TrainConfig, *, io: IOThread, on_note: Callable[[str], None]
+) -> Iterator[OpenedJudge | None]:
+    """Open the judge of `judge.model`; None if none is named. Whatever it is asked and answers is in its
+    journal before anything is made of it, and nothing that is there is asked again. Raises UserError."""
+    rules = judge_rules(config)
+    if rules is None:
+        yield None
+        return
+    name, facts = f"{rules.model}-{rules.identity[:12]}", {"judge": rules.identity}
+    with open_asked(
+        rules.model, config, name=name, run=facts, base_url=rules.base_url, io=io, on_note=on_note
+    ) as asked:
+        judge = ModelJudge(asked.client, rules, timeout_s=config.api.timeout_s, on_note=on_note)
+        yield OpenedJudge(judge, asked.budget, asked.journal)
 
 
 def at_once(room: int | None, *, asked: int, on_note: Callable[[str], None] = lambda _: None) -> int:

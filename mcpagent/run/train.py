@@ -17,11 +17,11 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.threads import limit_threads
+from mcpagent.judge.tasks import judge_rules, require_judge_check
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.reward.terms import load_reward
 from mcpagent.run.algorithms import run_grpo, run_sft
 from mcpagent.run.episodes import check_catalog, evaluated_file, open_tasks
-from mcpagent.run.judge import require_judge_check
 from mcpagent.run.lifecycle import RunInputs, TrainOutcome, Watch, logged, prove_checkpoints
 from mcpagent.run.policies import pinned_model
 from mcpagent.run.self_evaluation import MeasuredTasks, SelfEvaluation, open_measured
@@ -96,12 +96,14 @@ def train(
                 on_note=watch.note,
             )
         )
+        rules = judge_rules(config)
         document = {
             **(manifest or {}),
             "seed": config.seed,
             "data": {"train": str(tasks.path), "tasks": len(tasks), "sha256": tasks.sha256},
             **tools.as_json(),
-            "reward": load_reward(config.reward, config.judge).as_json(),
+            "reward": load_reward(config.reward).as_json(),
+            **({} if rules is None else {"judge": rules.as_json()}),
             **({} if ready.judge_check is None else {"judge_check": ready.judge_check}),
             **_registered(config, measured),
         }

@@ -133,7 +133,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         refuse_shared_engine(config, count=count)
     for tracker in config.tracking.backends:
         require_tracker(tracker)
-    notes += load_reward(config.reward, config.judge).notes()
+    notes += load_reward(config.reward).notes()
     described, shape = _shape(config)
     dtype = resolve_dtype(config.model.dtype, device, width=None if shape is None else shape.hidden)
     architecture = described.source

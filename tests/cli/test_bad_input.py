@@ -154,7 +154,7 @@ CASES = {
         "plain.jsonl"
     ],
     "eval judge-check --data {w}/tasks.jsonl --episodes {w}/bare --set judge.model=m": ["bare"],
-    "eval judge-check --data {w}/tasks.jsonl --set judge.model=m --set judge.votes=-1": ["judge.votes"],
+    "eval judge-check --data {w}/tasks.jsonl --set judge.model=m --set judge.votes=3": ["judge.votes"],
     "eval judge-check --data {w}/tasks.jsonl --set judge.model=m --set judge.min_kappa=.nan": [
         "judge.min_kappa"
     ],

@@ -19,8 +19,8 @@ from mcpagent.evaluate.report.tables import certificate_table
 from mcpagent.run.certify_check import check
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.trajectories import read_trajectories
+from tests.judge.judging import judged
 from tests.run.certified import Honest, edit_json, make_certificate, make_run, terms_of
-from tests.run.test_judge import judged
 from tests.run.world import dataset, with_id
 
 pytestmark = pytest.mark.system

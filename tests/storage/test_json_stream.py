@@ -12,10 +12,8 @@ from random import Random
 
 import pytest
 
-from mcpagent.config.environment import resource_path
 from mcpagent.config.source import read_file
 from mcpagent.errors import UserError
-from mcpagent.reward.judge import PROMPTS_FILE, JudgePrompts
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.yaml_file import read_yaml
@@ -87,7 +85,6 @@ READERS: dict[str, tuple[Reader, bytes]] = {
     "spec": (lambda path: list(read_spec(path)), _SPEC),
     "config": (read_file, _YAML),
     "templates": (read_yaml, _YAML),
-    "judge prompts": (JudgePrompts.load, resource_path(PROMPTS_FILE).read_bytes()),
     "settings of a run": (lambda path: _run_with("config.yaml", path).settings, _YAML),
     "manifest of a run": (lambda path: _run_with("manifest.json", path).manifest, _MCP_JSON),
 }

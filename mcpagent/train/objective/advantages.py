@@ -12,8 +12,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from mcpagent.core.registry import ADVANTAGES
-from mcpagent.core.trajectory import RewardTerm, StopReason, Trajectory, TrajectoryGroup, Turn
-from mcpagent.reward.judge import is_unjudged, without_judge
+from mcpagent.core.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
 from mcpagent.reward.rule import EXCESS_COST, INVALID_COST, PENALTY_WEIGHT, with_penalty
 from mcpagent.train.batch.samples import TrainSample, sample_from_trajectory
 
@@ -381,16 +380,11 @@ class GradeSettings:
 def apply_penalty(
     trajectories: Sequence[Trajectory], *, active: bool, weight: float = PENALTY_WEIGHT
 ) -> list[Trajectory]:
-    """Return the trajectories with penalties in force, by `weight` (`reward.weights.penalty`), or not; and
-    with a judge's term only in groups of which every success was judged: attempts are compared by one
-    reward."""
-    uneven = {t.group_id for t in trajectories if is_unjudged(t.reward_terms)}
-
-    def in_force(trajectory: Trajectory) -> tuple[RewardTerm, ...]:
-        terms = with_penalty(trajectory.reward_terms, active=active, weight=weight)
-        return without_judge(terms) if trajectory.group_id in uneven else terms
-
-    return [t.model_copy(update={"reward_terms": in_force(t)}) for t in trajectories]
+    """Return the trajectories with penalties in force, by `weight` (`reward.weights.penalty`), or not."""
+    return [
+        t.model_copy(update={"reward_terms": with_penalty(t.reward_terms, active=active, weight=weight)})
+        for t in trajectories
+    ]
 
 
 def grade_groups(groups: Sequence[TrajectoryGroup], *, settings: GradeSettings, seed: int = 0) -> GradedBatch:

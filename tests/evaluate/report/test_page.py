@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mcpagent.core.trajectory import Judgement, JudgeVote, Trajectory
+from mcpagent.core.trajectory import Judgement, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.report.document import Cost
@@ -309,22 +309,15 @@ def test_each_gold_call_says_whether_it_was_made() -> None:
     assert "no call is right" in episode_html(trajectory("n"), label="here", task=none)
 
 
-def test_what_a_judge_said_of_an_episode_is_shown_vote_by_vote() -> None:
-    votes = (
-        JudgeVote(answer="<i>it greets</i>", verdict=True),
-        JudgeVote(answer="hm", fault="names neither code"),
-    )
-    said = Judgement(model="gpt<1>", identity="j", question_sha256="q", votes=votes, verdict=None)
+def test_what_a_judge_said_of_an_episode_is_shown() -> None:
+    said = Judgement(model="gpt<1>", identity="j", question_sha256="q", answer="<i>it greets</i>", verdict=True)
     episode = trajectory("t", success=None)
     assert "Judge" not in episode_html(episode, label="here", task=None)
     html = episode_html(episode.model_copy(update={"judgement": said}), label="here", task=None)
-    assert "Judge gpt&lt;1&gt;: no verdict" in html
-    assert "vote 1: success</p>\n<pre>&lt;i&gt;it greets&lt;/i&gt;</pre>" in html
-    assert "vote 2: no verdict (names neither code)</p>\n<pre>hm</pre>" in html
-    held = said.model_copy(update={"control": votes[0], "verdict": True, "error": "late"})
-    html = episode_html(episode.model_copy(update={"judgement": held}), label="here", task=None)
-    assert "Judge gpt&lt;1&gt;: success" in html and "demands the opposite: success</p>" in html
-    assert '<pre class="error">late</pre>' in html
+    assert "Judge gpt&lt;1&gt;: success" in html and "<pre>&lt;i&gt;it greets&lt;/i&gt;</pre>" in html
+    late = said.model_copy(update={"answer": None, "verdict": None, "fault": "late"})
+    html = episode_html(episode.model_copy(update={"judgement": late}), label="here", task=None)
+    assert "Judge gpt&lt;1&gt;: no verdict" in html and '<pre class="error">late</pre>' in html
 
 
 def test_the_cost_of_training_says_the_length_of_an_episode_where_steps_told_it() -> None:

@@ -1,0 +1,1 @@
+"""A model that judges what no rule can check: its question, the call, and its agreement with the rule."""
