@@ -164,6 +164,18 @@ def test_the_core_imports_nothing_from_around_it() -> None:
     assert outward == set()
 
 
+def test_the_reward_opens_no_file_and_asks_no_model() -> None:
+    """`reward.terms` alone imports from elsewhere: the functions that a user names, and their settings."""
+    imported = {
+        module: {_folder(target) for target in own_imports(path)} - {"", "core", "errors", "reward"}
+        for module, path in modules().items()
+        if _folder(module) == "reward"
+    }
+    assert {module: rooms for module, rooms in imported.items() if rooms} == {
+        "mcpagent.reward.terms": {"config"}
+    }
+
+
 _BUDGET = re.compile(r"^\| `mcpagent/(\S*?)/?` \|.*\| ([\d,]+) \|$", re.MULTILINE)
 
 

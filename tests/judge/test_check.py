@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from mcpagent.judge.check import JudgeCheck, cohen_kappa
 from mcpagent.run.judge_check import measure_judge
 from mcpagent.run.lifecycle import TrainOutcome
 from mcpagent.run.train import train
-from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import write_trajectories
 from tests.evaluate import records
 from tests.judge.judging import judged, judging, played, with_judge
@@ -97,10 +97,10 @@ def test_training_takes_a_judge_that_is_good_enough_on_its_tasks(
     other = dataset(tmp_path / "other.jsonl", labelled)
     gold = {(t.prompt[-1]["content"], t.final_answer) for t in played(config(), other)}
 
-    def run(running: Service, *overrides: str) -> TrainOutcome:
+    def run(running: Service, *overrides: str, resume: bool = False) -> TrainOutcome:
         judge = ("judge.model=scripted", f"judge.base_url={running.url}")
         settings = ("training.max_steps=1", "reward.control=none", "health.enabled=false", *judge, *overrides)
-        return train(short_run(tiny_checkpoint, data, *settings), run_dir=tmp_path / "run")
+        return train(short_run(tiny_checkpoint, data, *settings), run_dir=tmp_path / "run", resume=resume)
 
     def refusal(running: Service, *overrides: str) -> UserError:
         with pytest.raises(UserError) as refused:
@@ -121,6 +121,9 @@ def test_training_takes_a_judge_that_is_good_enough_on_its_tasks(
         assert good.kappa.value == 1.0
         use = "judge.check=good.json"
         assert "other model" in refusal(running, use, "judge.model=another").message
-        manifest = RunFolder.open(run(running, use).run_dir).manifest
-    assert manifest["judge_check"]["kappa"]["value"] == 1.0
-    assert manifest["judge"]["identity"] == good.judge["identity"]
+        path = run(running, use).run_dir / "manifest.json"
+        manifest = path.read_text()
+        assert json.loads(manifest)["judge_check"]["kappa"]["value"] == 1.0
+        path.write_text(manifest.replace(good.judge["identity"], "0" * 64))
+        with pytest.raises(UserError, match="asks a judge otherwise"):
+            run(running, use, resume=True)

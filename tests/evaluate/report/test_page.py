@@ -310,7 +310,8 @@ def test_each_gold_call_says_whether_it_was_made() -> None:
 
 
 def test_what_a_judge_said_of_an_episode_is_shown() -> None:
-    said = Judgement(model="gpt<1>", identity="j", question_sha256="q", answer="<i>it greets</i>", verdict=True)
+    facts = {"model": "gpt<1>", "identity": "j", "question_sha256": "q"}
+    said = Judgement(**facts, answer="<i>it greets</i>", verdict=True)
     episode = trajectory("t", success=None)
     assert "Judge" not in episode_html(episode, label="here", task=None)
     html = episode_html(episode.model_copy(update={"judgement": said}), label="here", task=None)
