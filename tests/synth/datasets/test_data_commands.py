@@ -195,7 +195,7 @@ def test_arguments_limits_and_answers_in_the_question_are_found_without_running(
     rows[0]["reward_spec"]["ground_truth"]["tool_sequence"][0]["params"] = {"symbol": 3}
     rows[1]["reward_spec"]["ground_truth"]["max_turns"] = 1
     price = rows[2]["reward_spec"]["ground_truth"]["final_answer"]["value"]
-    rows[2]["prompt"][-1]["content"] += f" I think it is {price}."
+    rows[2]["prompt"][-1]["content"] = f"Is it {price}? " + rows[2]["prompt"][-1]["content"]
     path = tmp_path / "tasks.jsonl"
     write(path, rows)
     report = json.loads(mcpagent("data", "validate", path, "--json").stdout)
@@ -263,7 +263,7 @@ def test_show_says_what_is_asked_and_what_is_right(dataset: Path) -> None:
     for part in (
         record["prompt"][-1]["content"],
         f"{step['server']}.{step['tool']}",
-        truth["reference_answer"],
+        str(truth["final_answer"]["value"]),
     ):
         assert part in said
     missing = mcpagent("data", "show", dataset / "train.jsonl", "--id", "nothing")

@@ -154,7 +154,7 @@ def test_who_is_asked_for_a_date_need_not_say_the_time() -> None:
         }
 
     pool, asked = World("town", get_event).pool(), Asked(weights={"single": 1})
-    made = explored(pool, {"train": 6}, seed=1, asked=asked, answer_line=True)
+    made = explored(pool, {"train": 6}, seed=1, asked=asked)
     answers = [task.truth.final_answer for task in made.tasks["train"]]
     checks = [check for check in answers if check and check.type == "date"]
     assert checks and {check.precision for check in checks} == {"day"}

@@ -147,17 +147,10 @@ def episode(task: Task, answer: str, *, calls: bool = True) -> float | None:
 def test_looking_it_up_and_saying_so_succeeds_and_nothing_else_does() -> None:
     for task in unknown(of_coast(lamp_refuses)):
         name = task.extra_info["invented"]
-        assert task.truth.final_answer is not None
-        real = task.truth.final_answer.without[0]
-        assert episode(task, f"There is no lighthouse called {name}.") == 1.0
-        assert episode(task, f"There is no lighthouse called {name}.", calls=False) == 0.0
-        for answer in (
-            f"It is {real}.",
-            f"I could not find {name}, but it is probably {real}.",
-            f"It is not true that I could not find {name}.",
-            "Its keeper is Tom Bowline.",
-            "",
-        ):
+        none = f"There is no lighthouse called {name}.\nAnswer: none"
+        assert episode(task, none) == 1.0
+        assert episode(task, none, calls=False) == 0.0
+        for answer in ("Answer: Tom Bowline", "Answer: 27", f"There is no {name}.", "Answer: none or 27", ""):
             assert episode(task, answer) == 0.0, answer
 
 

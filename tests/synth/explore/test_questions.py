@@ -37,7 +37,7 @@ SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "
     ("of", "goal"),
     [
         (fact("get_ship", {"ship": "Mistral"}, {"captain": "Lito"}), "the captain of ship Mistral"),
-        (fact("get_ship", {"name": "Mistral"}, {"weight_kg": 812}), "the weight in kg of ship Mistral"),
+        (fact("get_ship", {"name": "Mistral"}, {"weight_kg": 812}), "the weight kg of ship Mistral"),
         (
             fact("list_ships", {"port": "Riga"}, {"name": "Juno", "tons": 950}),
             "the number of tons of the ship of port Riga",
@@ -91,7 +91,7 @@ SHIPS = [{"id": 71, "name": "Aurora", "tons": 800}, {"id": 84, "name": "Juno", "
             "the number of tons of ship Aurora",
         ),
         (fact("days", {"city": "Riga"}, {"business_days": 21}), "the number of business days of city Riga"),
-        (fact("days", {"city": "Riga"}, {"duration_days": 21}), "the duration in days of city Riga"),
+        (fact("days", {"city": "Riga"}, {"duration_days": 21}), "the number of duration days of city Riga"),
         (fact("days", {"city": "Riga"}, {"iso_week": 48}), "the iso week of city Riga"),
         (fact("get_order", {"order": 7}, {"ordered": "2025-01-02"}), "the date ordered of order 7"),
         (fact("get_order", {"order": 7}, {"created_at": "2025-01-02"}), "the date created of order 7"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mcpagent.core.answer_line import right_message, without_form
 from mcpagent.core.tasks import Task
 from mcpagent.llm.budget import ApiBudget, Price
 from mcpagent.llm.endpoint import EndpointSettings
@@ -32,11 +33,11 @@ def tasks() -> Tasks:
     made = [
         t
         for t in explored(pool, {"train": 60}, seed=4).tasks["train"]
-        if t.extra_info["shape"] in ("single", "asked") and not t.truth.user_turns
+        if t.extra_info["shape"] in ("single", "missing_function") and not t.truth.user_turns
     ]
     plain = [t for t in made if all("${" not in str(s.params) for s in t.truth.tool_sequence)]
-    assert len(plain) > 8 and any(t.truth.abstain for t in plain)
-    return {"train": tuple(plain[:10] + [t for t in plain[10:] if t.truth.abstain][:2])}
+    assert len(plain) > 8 and any(t.truth.is_refusal for t in plain)
+    return {"train": tuple(plain[:10] + [t for t in plain[10:] if t.truth.is_refusal][:2])}
 
 
 class Model:
@@ -60,7 +61,7 @@ class Model:
             call = {"id": f"c{results}", "type": "function", "function": function}
             answer.body["choices"][0]["message"]["tool_calls"] = [call]
             return answer
-        return says(received, self.answer or task.truth.reference_answer or "")
+        return says(received, self.answer or right_message(task, {}) or "")
 
 
 def rewritten(
@@ -95,7 +96,7 @@ def test_a_question_is_rewritten_where_the_answer_is_reached(tasks: Tasks, tmp_p
         assert new.prompt[-1].content == f"Hey, {old.prompt[-1].content}"
         assert new.truth == old.truth
         assert new.extra_info["rewritten"] == {
-            "from": old.prompt[-1].content,
+            "from": without_form(old.prompt[-1].content),
             "model": "m",
             "solver": "other",
         }
@@ -104,7 +105,7 @@ def test_a_question_is_rewritten_where_the_answer_is_reached(tasks: Tasks, tmp_p
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"answer": "It is 1."}, "not_solved"),
+        ({"answer": "Answer: 918.27"}, "not_solved"),
         ({"write": "Hey, what is it?"}, "entity_lost"),
         ({"write": ""}, "empty"),
     ],
@@ -114,7 +115,7 @@ def test_a_question_stays_as_it_was_for_a_reason_that_is_counted(
 ) -> None:
     model = Model(tasks)
     vars(model).update(change)
-    solvable = {"train": tuple(t for t in tasks["train"] if not t.truth.abstain)}
+    solvable = {"train": tuple(t for t in tasks["train"] if not t.truth.is_refusal)}
     with service(model) as at:
         done, kept = rewritten(solvable, at, tmp_path / "j.jsonl")
     assert {split: tuple(members) for split, members in done.items()} == solvable

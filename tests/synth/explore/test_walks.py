@@ -110,7 +110,7 @@ def test_what_is_compared_or_counted_is_what_the_data_say(port: GeneratedData) -
         named = [ship for ship in SHIPS if ship in text]
         field = next((f for f in ("premium", "tons", "length") if f in text), None)
         key = "length_m" if field == "length" else field
-        if check is None or task.truth.abstain or (shape == "most" and (key is None or not named)):
+        if check is None or task.truth.is_refusal or (shape == "most" and (key is None or not named)):
             continue
         if shape == "most":
             pick = max if "highest" in text else min
@@ -125,22 +125,16 @@ def test_what_is_compared_or_counted_is_what_the_data_say(port: GeneratedData) -
 
 def test_what_cannot_be_done_reads_like_what_can(port: GeneratedData) -> None:
     tasks = port.tasks["train"]
-    abstaining = [task for task in tasks if task.truth.abstain]
-    assert {task.extra_info["shape"] for task in abstaining} == {
-        "missing_function", "asked", "forbidden",
-    }  # fmt: skip
-    assert len(abstaining) <= len(tasks) / 3
-    asked = of_shape(port, "asked")
-    assert {task.truth.reference_answer for task in asked} <= {
-        "Which ship do you mean?", "Which berth do you mean?", "Which captain do you mean?",
-    }  # fmt: skip
-    assert not [task for task in asked if any(ship in question(task) for ship in SHIPS)]
+    refusing = [task for task in tasks if task.truth.is_refusal]
+    assert {task.extra_info["shape"] for task in refusing} == {"missing_function", "forbidden"}
+    assert len(refusing) <= len(tasks) / 3
     forbidden = of_shape(port, "forbidden")
     assert all("port.sink_ship" not in (task.offered_tools or ()) for task in forbidden)
     told = of_shape(port, "told")
     assert told and all(task.truth.quiet_turns == (0,) and task.truth.user_turns for task in told)
-    answers = {task.truth.reference_answer for task in tasks}
-    assert not answers & {"Done.", "You are welcome."}
+    # The sentence that states the form gives nothing away: it is that of a question with an answer.
+    forms = {question(task).rpartition("\n")[2] for task in of_shape(port, "missing_function")}
+    assert forms <= {question(task).rpartition("\n")[2] for task in of_shape(port, "single")}
 
 
 SAILORS = {

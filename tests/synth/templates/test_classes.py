@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from mcpagent.config.environment import resource_path
+from mcpagent.core.answer_line import right_message
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.servers.provider import builtin_servers
-from mcpagent.synth.tasks.run import CallCache, final_words, gold_record, replay, score
+from mcpagent.synth.tasks.run import CallCache, gold_record, replay, score
 from mcpagent.synth.templates.rules import GeneratedData
 from mcpagent.synth.templates.template import TemplateSet, load_templates
 from mcpagent.tools.pool import ToolPool
@@ -62,7 +63,7 @@ def test_what_is_posted_twice_or_beside_what_was_asked_is_no_success(full: Gener
             ]
             done = await replay(cache, Task.model_validate(record))
         made = gold_record(
-            task, done, answer=final_words(task, done.results), read_only=frozenset(_reading(cache))
+            task, done, answer=right_message(task, done.results), read_only=frozenset(_reading(cache))
         )
         return score(task, made)["success"]
 
@@ -82,7 +83,7 @@ def _reading(cache: CallCache) -> list[str]:
 def test_a_missing_function_is_not_offered_and_was_shown_to_be_what_it_takes(full: GeneratedData) -> None:
     missing = of_class(full, "missing_function")
     for task in missing:
-        assert task.truth.abstain and not task.truth.tool_sequence and task.offered_tools
+        assert task.truth.is_refusal and not task.truth.abstain and task.offered_tools
         would = {f"{call['server']}.{call['tool']}" for call in task.extra_info["would_call"]}
         assert would & set(task.extra_info["withheld"])
         assert not set(task.offered_tools) & set(task.extra_info["withheld"])
@@ -110,7 +111,7 @@ CASES = {
     """,
     "answer_in_prompt": """
         plan: [{server: fmp, tool: fmp_get_quote, params: {symbol: "{ticker}"}}]
-        answer: {type: must_include, value: ["${step1.symbol}"]}
+        answer: {type: name, value: "${step1.symbol}"}
         reference_answer: "${step1.symbol}"
     """,
     "no_error": """
@@ -130,11 +131,6 @@ CASES = {
         plan: [{server: fmp, tool: fmp_get_quote, params: {symbol: 3}}]
         answer: {type: number, value: "${step1.price}"}
         reference_answer: "${step1.price}"
-    """,
-    "no_op_passes": """
-        abstain: true
-        answer: {type: regex, value: "^"}
-        reference_answer: "Hello."
     """,
 }
 

@@ -103,7 +103,8 @@ def test_the_system_message_is_the_same_for_every_task_and_lists_the_whole_catal
     tasks = [task for split in data.tasks.values() for task in split]
     systems = {task.prompt[0].content for task in tasks}
     assert len(systems) == 1
-    assert len(systems.pop().splitlines()) == 1 + 20  # one line before the limited catalog of 20 tools
+    # One line before the limited catalog of 20 tools, and one that asks for the answer line.
+    assert len(systems.pop().splitlines()) == 1 + 20 + 1
     assert {task.offered_tools for task in tasks} == {tasks[0].offered_tools}
     assert {task.extra_info["catalog_hash"] for task in tasks} == {data.catalog_hash}
 
@@ -147,14 +148,11 @@ def test_templates_that_cannot_work_are_rejected_and_counted(tmp_path: Path) -> 
         no_number=quote(
             "wrong", tool="fmp_get_company_profile", value="${step1.name}", answer="${step1.name}"
         ),
-        wrong_answer=quote(
-            "lying", tool="fmp_get_change_percent", value="${step1.change_percent}", answer="0"
-        ),
         changes_nothing=ALREADY_HOLDS,
     )
     data = generate(seed=0, counts={"train": 30}, templates=templates)
     assert {task.extra_info["template"] for task in data.tasks["train"]} == {"good"}
-    codes = {"unknown_tool", "step_failed", "reference_unresolved", "answer_invalid", "gold_fails"}
+    codes = {"unknown_tool", "step_failed", "reference_unresolved", "answer_invalid"}
     assert codes | {"state_already_holds"} <= set(data.rejects)
     assert all(data.rejects[code] > 0 for code in data.rejects)
     assert any("fmp_get_weather" in text for texts in data.examples.values() for text in texts)

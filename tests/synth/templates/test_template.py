@@ -43,7 +43,7 @@ def test_every_template_folder_that_ships_loads_and_has_templates_of_every_compl
         assert len(load_templates(folder).templates) > 0
     shipped = load_templates(resource_path("templates/tasks")).templates
     assert {t.complexity for t in shipped} == {"simple", "moderate", "complex"}
-    assert any(t.abstain for t in shipped)
+    assert any(t.answer is not None and t.answer.type == "none" for t in shipped)
     assert all(len(t.prompts) >= 2 for t in shipped)
 
 
@@ -58,7 +58,7 @@ def test_every_template_folder_that_ships_loads_and_has_templates_of_every_compl
         ('{symbol: "{ticker}"}', '{symbol: "${step1.price}"}', 1, "has not run by then"),
         ('"The answer is ${step1.price}."', '"The answer is ${step2.price}."', 1, "step 2 of a plan with 1"),
         ('"The answer is ${step1.price}."', '"The answer is ${eval(1)}."', 1, "only paths"),
-        ("reference_answer:", "abstain: true\nreference_answer:", 1, "either a plan or"),
+        ("answer: {type: number", "answer: {type: none", 1, "either a plan or"),
         ("type: number", "type: numbers", 9, "answer.type"),
         ("prompts: [", "prompts: [[", 3, "not valid YAML"),
     ],
