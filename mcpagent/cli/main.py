@@ -48,10 +48,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("mcpagent.cli.chat:chat", "Talk to an agent with its tools live; a write asks first."),
     "runs": ("mcpagent.cli.runs:runs", "List the training runs: state, steps, success."),
     "eval": ("mcpagent.cli.evaluate:app", "Evaluate a checkpoint or a model on a dataset."),
-    "certify": (
-        "mcpagent.cli.certify:certify",
-        "Certify what a run gained, with all evidence; or check that.",
-    ),
     "export": (
         "mcpagent.cli.runs:export",
         "Write a checkpoint as a plain Hugging Face folder with a model card.",

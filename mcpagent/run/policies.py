@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mcpagent.config.named_parts import is_built
 from mcpagent.config.schema import TrainConfig
@@ -42,12 +42,11 @@ PREFIX = "openai:"
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyPolicy:
-    """A policy and what a context for it needs. `model` is None for those that work on text;
-    `is_deterministic` if it is asked turn by turn in fixed batches; `spent` is what an API used so far."""
+    """A policy and what a context for it needs. `is_deterministic` if it is asked turn by turn in fixed
+    batches; `spent` is what an API used so far."""
 
     policy: Policy
     identity: JsonObject
-    model: Any = None
     is_deterministic: bool = True
     renderer: Renderer | None = None
     max_context: int | None = None
@@ -149,7 +148,6 @@ def _open_model(
                 "dtype": str(loaded.model.dtype).removeprefix("torch."),
                 "device": str(loaded.device),
             },
-            model=loaded.model,
             is_deterministic=is_deterministic(loaded.device),
             renderer=loaded.renderer,
             max_context=loaded.max_context,

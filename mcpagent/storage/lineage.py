@@ -204,21 +204,13 @@ def described(lineage: Lineage) -> list[JsonObject]:
     return [*lineage.merged, *base]
 
 
-def copy_model(source: Path, target: Path, *, bases: Path | None = None) -> None:
-    """Copy a model without what only training needs. Adapters point to their base if it is now or, with
-    the folder `bases`, to a copy of it in there, which may be there already."""
+def copy_model(source: Path, target: Path) -> None:
+    """Copy a model without what only training needs. Adapters point to the folder of their base."""
     ignored = shutil.ignore_patterns(STATE_FOLDER, SEAL_FILE, "README.md", ".*", *_PICKLES)
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=ignored)
     if (base := base_of(source)) is None:
         return
     place = base.place if base.folder is None else str(base.folder.resolve())
-    if base.folder is not None and bases is not None:
-        sha256 = fingerprint(base.folder)
-        copied = next((folder for folder in bases.iterdir() if fingerprint(folder) == sha256), None)
-        if copied is None:
-            copied = bases / sha256[:12]
-            copy_model(base.folder, copied, bases=bases)
-        place = os.path.relpath(copied, target)
     document = json.loads((target / ADAPTER_FILE).read_text(encoding="utf-8"))
     document["base_model_name_or_path"] = place
     (target / ADAPTER_FILE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

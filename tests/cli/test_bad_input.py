@@ -70,9 +70,6 @@ def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     write_run(folder / "reported", tasks=2)
     shutil.copytree(folder / "reported", folder / "torn")
     (folder / "torn" / "eval" / "trained.json").write_text(text[: len(text) // 2])
-    for name, content in {"broken": "{", "other": "[]", "old": '{"schema_version": 99}'}.items():
-        (folder / f"certificate-{name}").mkdir()
-        (folder / f"certificate-{name}" / "certificate.json").write_text(content)
     return folder
 
 
@@ -93,9 +90,6 @@ CASES = {
     "eval checkpoint {w}/good.json --data {w}/tasks.jsonl": ["good.json", "is a file"],
     "eval checkpoint {w}/adapters --data {w}/tasks.jsonl --out {w}/new.json": ["adapters"],
     "eval checkpoint {w}/run@7 --data {w}/tasks.jsonl": ["step 7"],
-    "certify {w}/bare": ["bare", "neither a checkpoint"],
-    "certify {w}/model": ["model", "not a checkpoint of a run"],
-    "certify {w}/good.json": ["good.json", "is a file"],
     # results
     "eval compare {w}/cut.json {w}/good.json": ["cut.json", "is not an evaluation"],
     "eval compare {w}/good.json {w}/nothing.json": ["nothing.json", "is not an evaluation"],
@@ -158,21 +152,12 @@ CASES = {
     "eval judge-check --data {w}/tasks.jsonl --set judge.model=m --set judge.min_kappa=.nan": [
         "judge.min_kappa"
     ],
-    # reports and certificates
+    # reports
     "report {w}/good.json": ["good.json"],
     "report {w}/bare": ["bare", "holds no metrics.jsonl with a step", "mcpagent train"],
     "report {w}/torn": ["trained.json"],
     "report {w}/model": ["model"],
     "view {w}/good.json": ["good.json"],
-    "certify --check {w}/bare": ["bare"],
-    "certify --check {w}/good.json": ["good.json"],
-    "certify --check {w}/absent": ["absent"],
-    "certify --check {w}/certificate-broken": ["certificate.json"],
-    "certify --check {w}/certificate-other": ["certificate.json"],
-    "certify --check {w}/certificate-old": ["certificate.json"],
-    "certify {w}/run --samples 0": ["--samples"],
-    "certify {w}/run --data {w}/absent.jsonl": ["absent.jsonl"],
-    "certify {w}/run --replay 2": ["--replay"],
 }
 
 

@@ -58,7 +58,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     f"eval regrade gold.jsonl --data {TRAIN}": (),
     f"eval judge-check --data {TRAIN}": (),
     "chat CHECKPOINT --once hello": ("hf",),
-    "certify CHECKPOINT": ("hf",),
     "export CHECKPOINT --out model": ("hf",),
     "report CHECKPOINT": ("report",),
     "view CHECKPOINT": ("report",),

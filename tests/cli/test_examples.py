@@ -79,8 +79,6 @@ SLOW = (
     "mcpagent eval checkpoint outputs/mine --data data/mine --out after.json --set tools.cassette=tapes/mine",
     "mcpagent eval compare before.json after.json",
     "mcpagent eval regrade after.json --out again.json",
-    "mcpagent certify outputs/mine --out certificate",
-    "mcpagent certify --check certificate --replay 8",
     "mcpagent report outputs/mine",
     "mcpagent export outputs/mine --merge --out model",
     "mcpagent rollout --policy gold --out outputs/gold.jsonl.zst --servers mcp.json"

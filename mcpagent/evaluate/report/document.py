@@ -95,7 +95,6 @@ class ReportDocument(Record):
     reward_terms: tuple[TermRow, ...]
     cost: Cost
     controls: tuple[Control, ...]
-    certified: JsonObject = {}
     tools: PoolMetrics | None
     manifest: JsonObject
     config: JsonObject
@@ -118,7 +117,6 @@ def document_of(run: RunView) -> ReportDocument:
         reward_terms=tuple(_term_rows(run)),
         cost=_cost(run),
         controls=tuple(run.controls),
-        certified=run.certified,
         tools=run.tool_metrics,
         manifest=run.manifest,
         config=run.config,

@@ -12,7 +12,6 @@ from mcpagent.evaluate.report.episodes import gold_tasks
 from mcpagent.evaluate.report.run_data import RunView, choose, read_run
 from mcpagent.evaluate.report.tables import (
     breakdown_tables,
-    certificate_table,
     control_tables,
     measures_table,
     terms_table,
@@ -59,7 +58,6 @@ def summary_html(run: RunView, document: ReportDocument) -> tuple[str, JsonObjec
         tables_of_training=[
             *terms_table(document),
             *control_tables(document),
-            *certificate_table(document.certified),
             *tools_table(document),
         ],
         pairs=[pair_view(pair) for pair in choose(run.pairs)],

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from mcpagent.core.records import JsonObject, Metric, OpenRecord, describe
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-from mcpagent.evaluate.certificate import CERTIFICATE
 from mcpagent.evaluate.report.episodes import EpisodeFiles, NonceCount
 from mcpagent.evaluate.stored import read_document
 from mcpagent.evaluate.summary import BEST, COMPLEXITIES, UNTRAINED, EvalResult
@@ -25,7 +24,6 @@ from mcpagent.tools.metrics import PoolMetrics
 # the quickstart writes under eval/. `_sides` finds them among those of any other run.
 BEFORE, AFTER = "warm_start", "trained"
 SAMPLED = "_sampled"
-_FIRST_WITH_FIGURES = 3  # schema_version of certificates, since which the figures are the same
 _CONTROLS = "controls.json"  # in the folder of the evaluations
 _BROKEN = "write the file again, or delete it"
 
@@ -60,7 +58,6 @@ class RunView:
     evaluations: dict[str, EvalResult] = field(default_factory=dict)  # by side; others by their file's stem
     validations: dict[str, EvalResult] = field(default_factory=dict)  # those of steps, while it trained
     controls: list[Control] = field(default_factory=list)
-    certified: JsonObject = field(default_factory=dict)  # the figures of its certificate
     pairs: list[TaskPair] = field(default_factory=list)
     nonces: NonceCount = field(default_factory=NonceCount)
     episodes: EpisodeFiles | None = None
@@ -113,7 +110,6 @@ def read_run(run_dir: Path, *, episodes: EpisodeFiles | None = None) -> RunView:
         controls=read_document(controls, list[Control], wrong="is not a list of controls", remedy=_BROKEN)
         if controls.exists()
         else [],
-        certified=_certified(run_dir / "certificate" / CERTIFICATE),
         pairs=_pairs(episodes, sources),
         nonces=episodes.nonces,
         episodes=episodes,
@@ -212,12 +208,6 @@ def _pair(alike: dict[str, EvalResult]) -> tuple[str | None, str | None]:
         max(firsts, key=lambda stem: (stem == UNTRAINED, stem), default=None),
         max(lasts, key=lambda stem: (stem == BEST, step(stem), stem), default=None),
     )
-
-
-def _certified(path: Path) -> JsonObject:
-    """Return the figures of a certificate; {} without one, or if it is so old that it has others."""
-    certificate = read_object(path)
-    return certificate["figures"] if certificate.get("schema_version", 0) >= _FIRST_WITH_FIGURES else {}
 
 
 def _pairs(episodes: EpisodeFiles, sources: dict[str, str]) -> list[TaskPair]:

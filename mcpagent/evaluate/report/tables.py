@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mcpagent.core.records import JsonObject, Metric
 from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
 from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.figures import TREND_STEPS
-from mcpagent.evaluate.report.numbers import ABSENT, change, mean, number, rate
+from mcpagent.evaluate.report.numbers import ABSENT, mean, number, rate
 from mcpagent.tools.metrics import ToolMetrics
 
 
@@ -103,27 +102,6 @@ def control_tables(document: ReportDocument) -> list[Table]:
         controls,
         hint="What else was tried with the same budget, evaluated on the same tasks: task success.",
     )
-
-
-def certificate_table(figures: JsonObject) -> list[Table]:
-    """Return what `mcpagent certify` measured of the run, if the run has a certificate."""
-    if not figures:
-        return []
-    rows = [
-        (
-            *(side, did["episodes"], did["sampled_tokens"]),
-            rate(Metric.model_validate(did["metrics"]["task_success"])),
-        )
-        for side, did in figures["budget"].items()
-    ]
-    tasks, attacks = figures["tasks"], figures["attacks"]
-    gain = change(Metric.model_validate(figures["gain"]["difference"]), " points")
-    hint = (
-        f"Gain: {gain}. {tasks['counted']} of {tasks['held_out']} held-out tasks; training has the others. "
-        f"{attacks['succeeded']} of {attacks['episodes']} attacks on the reward succeeded on them."
-    )
-    columns = ("Side", "*Episodes", "*Tokens", "*Success")
-    return _table("Certificate", columns, rows, hint=hint)
 
 
 def tools_table(document: ReportDocument) -> list[Table]:
