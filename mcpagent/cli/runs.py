@@ -102,7 +102,7 @@ def report(
         typer.Option(
             "--format",
             help="html: a self-contained page. json: every figure of the page. inspect: a folder with all "
-            "episodes as logs for Inspect's viewer (inspect view).",
+            "episodes as logs for Inspect's viewer (inspect view); needs mcpagent[inspect].",
         ),
     ] = "html",
     overwrite: Overwrite = False,
@@ -132,18 +132,27 @@ def report(
 
 
 def _write_inspect_logs(run: Path, out: Path | None, *, overwrite: bool, console: Console) -> None:
-    from mcpagent.evaluate.report.inspect_log import sources, write_log
+    require("inspect", use="the report for Inspect")
+    from mcpagent.evaluate.report.episodes import stem_of, trajectory_files
+    from mcpagent.evaluate.report.inspect_log import write_log
 
     if out is None and run.is_file():
         raise UserError("a file of trajectories has no place for its logs", remedy="name a folder with --out")
     folder = run / "inspect" if out is None else out
     if folder.exists() and not folder.is_dir():
         raise UserError("is not a folder", where=str(folder), remedy="name a folder with --out")
-    logs = {folder / f"{source.name}.eval": source for source in sources(run)}
+    files = {stem_of(run): run} if run.is_file() else trajectory_files(run / "trajectories")
+    if not files:
+        raise UserError(
+            "holds no trajectories",
+            where=str(run),
+            remedy="name a run folder after its first step, or a file of trajectories",
+        )
+    logs = {folder / f"{stem}.eval": records for stem, records in files.items()}
     if out is not None:
         refuse_existing(*logs, overwrite=overwrite)
-    for path, source in logs.items():
-        write_log(source, path)
+    for path, records in logs.items():
+        write_log(records, path, run_dir=None if run.is_file() else run)
     document = {"report": str(folder), "format": "inspect", "logs": [str(log) for log in logs]}
     opened = f"{len(logs)} logs; open them with: inspect view --log-dir {folder}"
     console.print_blocks(document, [str(folder), opened])

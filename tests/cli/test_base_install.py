@@ -60,6 +60,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "chat CHECKPOINT --once hello": ("hf",),
     "export CHECKPOINT --out model": ("hf",),
     "report CHECKPOINT": ("report",),
+    "report CHECKPOINT --format inspect": ("inspect",),
     "view CHECKPOINT": ("report",),
     "smoke": ("hf",),
 }

@@ -146,7 +146,7 @@ ELSEWHERE = {
     "mcpagent chat outputs/own --servers mcp.json": "tests/cli/test_chat.py",
     'mcpagent chat outputs/own --once "Where is the Aurora moored?"': "tests/cli/test_chat.py",
     "mcpagent report outputs/quickstart": LONG,
-    "mcpagent report outputs/quickstart --format inspect": "tests/evaluate/report/test_inspect_log.py",
+    "mcpagent report outputs/quickstart --format inspect": "tests/bridges/test_inspect_log.py",
     "mcpagent view outputs/quickstart": "tests/evaluate/report/test_live.py",
     "mcpagent train --config configs/quickstart.yaml --set model.name=PATH --set seed=1": LONG,
     "make quickstart": LONG,

@@ -37,7 +37,6 @@ INSTALL: dict[str, tuple[str, ...]] = {
 INSPECTOR = ("npx", "-y", "@modelcontextprotocol/inspector@2.12.0", "--cli")  # unpinned, npm may choose 0.15
 INSTALL_OTHERS: dict[str, tuple[str, ...]] = {
     "fastmcp": ("uvx", "fastmcp", "--help"),
-    "inspect": ("uvx", "--from", "inspect_ai", "inspect", "--help"),
     "inspector": (*INSPECTOR, "--help"),
 }
 

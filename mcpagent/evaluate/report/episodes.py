@@ -130,8 +130,8 @@ def stem_of(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-def gold_tasks(config: JsonObject, task_ids: set[str] | None = None) -> dict[str, Task]:
-    """Read tasks (None: all) by id, from the datasets that a resolved configuration names; without those
+def gold_tasks(config: JsonObject, task_ids: set[str]) -> dict[str, Task]:
+    """Read tasks by id, from the datasets that a resolved configuration names; without those
     whose dataset is gone or very large."""
     tasks: dict[str, Task] = {}
     for path in _datasets(config):
@@ -139,7 +139,7 @@ def gold_tasks(config: JsonObject, task_ids: set[str] | None = None) -> dict[str
             continue
         try:
             for task in read_tasks(path):
-                if task_ids is None or task.id in task_ids:
+                if task.id in task_ids:
                     tasks[task.id] = task
         except UserError:
             continue  # a dataset that is being written, or not ours any more: the page can do without

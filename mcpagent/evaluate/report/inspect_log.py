@@ -1,312 +1,171 @@
-"""Stored episodes as logs that Inspect's viewer opens: one `.eval` file for each file of trajectories.
+"""Stored episodes as logs that Inspect's viewer opens: one `.eval` file for each file of trajectories."""
 
-The format is that of inspect_ai's EvalLog, version 2: a ZIP with header.json, summaries.json and a JSON file
-for each sample. Episodes are written as they are read: a large file needs no more memory than a small one,
-but for its list of summaries.
-"""
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from mcpagent.core.records import JsonObject
+from inspect_ai import log as inspect
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageTool,
+    ChatMessageUser,
+    ModelUsage,
+)
+from inspect_ai.scorer import Score
+from inspect_ai.tool import ToolCall, ToolCallError
+
 from mcpagent.core.tools import FailureKind, ToolResult
 from mcpagent.core.trajectory import StopReason, Trajectory, Turn
-from mcpagent.errors import UserError
-from mcpagent.evaluate.report.episodes import (
-    called,
-    gold_plan,
-    gold_tasks,
-    question,
-    stem_of,
-    trajectory_files,
-)
-from mcpagent.evaluate.report.run_data import read_config, read_evaluations, read_object
+from mcpagent.evaluate.report.episodes import called, question
+from mcpagent.evaluate.report.run_data import read_config, read_evaluations
 from mcpagent.evaluate.summary import EvalResult
 from mcpagent.storage.atomic import atomic_file
-from mcpagent.storage.trajectories import RECORDS_SUFFIXES, read_trajectories
+from mcpagent.storage.trajectories import read_trajectories
 
-_VERSION = 2  # of the log's schema
-_SUMMARY_CHARS = 1000  # of a question in the list of samples
-_LIMITS = {
-    StopReason.MAX_TURNS: "turn",
-    StopReason.MAX_TOKENS: "token",
-    StopReason.CONTEXT_OVERFLOW: "context",
-    StopReason.TIMEOUT: "time",
-    StopReason.MAX_TOOL_CALLS: "custom",
-    StopReason.LIMIT: "custom",
-}
-_ERRORS = {FailureKind.INVALID_ARGUMENTS: "parsing", FailureKind.TIMEOUT: "timeout"}
+_ROLES = {"system": ChatMessageSystem, "user": ChatMessageUser, "assistant": ChatMessageAssistant}
 
 
-@dataclass(frozen=True)
-class Source:
-    """A file of trajectories, and what is known of the run that wrote it."""
-
-    records: Path
-    name: str
-    run: str = ""
-    manifest: JsonObject = field(default_factory=dict)
-    config: JsonObject = field(default_factory=dict)
-    evaluation: EvalResult | None = None
-    plans: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @property
-    def model(self) -> str:
-        """The name of the model that played, as far as it is recorded; of a folder its last part."""
-        provenance = {} if self.evaluation is None else self.evaluation.provenance
-        policy, configured = provenance.get("policy") or {}, self.config.get("model") or {}
-        played = policy.get("path") or policy.get("name") or configured.get("name")
-        name = Path(str(played or self.run or "unknown"))
-        return f"{self.run}/{name.name}" if name.is_absolute() else str(name)
-
-
-def sources(path: Path) -> list[Source]:
-    """Return the trajectory files of a run folder, or the one file that `path` is. Raises UserError without
-    any."""
-    if path.is_file() and path.name.endswith(RECORDS_SUFFIXES):
-        return [Source(path, stem_of(path))]
-    files = trajectory_files(path / "trajectories")
-    if not files:
-        raise UserError(
-            "holds no trajectories",
-            where=str(path),
-            remedy="name a run folder after its first step, or a file of trajectories",
-        )
-    _, config = read_config(path)
-    evaluations = read_evaluations(path / "eval")
-    manifest = read_object(path / "manifest.json")
-    plans = {name: gold_plan(task) for name, task in gold_tasks(config).items()}
-    return [
-        Source(
-            file,
-            stem,
-            run=path.resolve().name,
-            manifest=manifest,
-            config=config,
-            evaluation=evaluations.get(stem.removeprefix("eval_")),
-            plans=plans,
-        )
-        for stem, file in files.items()
-    ]
+def write_log(records: Path, path: Path, *, run_dir: Path | None) -> None:
+    """Write a file of trajectories as one `.eval` file; an older file stays as it was until the new one is
+    whole. Raises UserError."""
+    stem, run = path.stem, "" if run_dir is None else run_dir.resolve().name
+    evaluations = {} if run_dir is None else read_evaluations(run_dir / "eval")
+    evaluation = evaluations.get(stem.removeprefix("eval_"))
+    model = _model(run_dir, evaluation)
+    epochs: Counter[str] = Counter()  # a step may draw a task twice, with the same attempts
+    samples: list[inspect.EvalSample] = []
+    for trajectory in read_trajectories(records, with_tokens=False):
+        epochs[trajectory.task_id] += 1
+        samples.append(_sample(trajectory, epochs[trajectory.task_id], model))
+    ended = datetime.fromtimestamp(records.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    measured = {} if evaluation is None else evaluation.metrics
+    log = inspect.EvalLog(
+        status="success",
+        eval=inspect.EvalSpec(
+            created=ended,
+            task=stem,
+            dataset=inspect.EvalDataset(name=stem, samples=len(epochs), sample_ids=list(epochs)),
+            model=model,
+            config=inspect.EvalConfig(epochs=max(epochs.values(), default=1)),
+            metadata={"run": run},
+        ),
+        results=inspect.EvalResults(
+            total_samples=len(samples),
+            completed_samples=len(samples),
+            scores=[score for name in ("success", "reward") if (score := _mean(name, samples)) is not None],
+            metadata={name: metric.model_dump() for name, metric in measured.items()},
+        ),
+        samples=samples,
+    )
+    with atomic_file(path) as temporary:
+        inspect.write_eval_log(log, temporary, format="eval")
 
 
-def write_log(source: Source, path: Path) -> int:
-    """Write the episodes of a source as one `.eval` file and return their number; an older file stays as it
-    was until the new one is whole. Raises UserError."""
-    summaries: list[JsonObject] = []
-    epochs: dict[str, set[int]] = defaultdict(set)
-    with atomic_file(path) as temporary, ZipFile(temporary, "w", ZIP_DEFLATED) as archive:
-        for trajectory in read_trajectories(source.records):
-            taken, epoch = epochs[trajectory.task_id], trajectory.attempt + 1
-            if epoch in taken:  # a step may draw a task twice
-                epoch = max(taken) + 1
-            taken.add(epoch)
-            sample = _sample(source, trajectory, epoch)
-            _write(archive, f"samples/{sample['id']}_epoch_{epoch}.json", sample)
-            summaries.append(_summary(trajectory, sample))
-        header = _header(source, summaries)
-        _write(archive, "_journal/start.json", {k: header[k] for k in ("version", "eval", "plan")})
-        _write(archive, "summaries.json", summaries)
-        _write(archive, "header.json", header)
-    return len(summaries)
+def _model(run_dir: Path | None, evaluation: EvalResult | None) -> str:
+    """Return the name of the model that played, as far as it is recorded; of a folder its last part."""
+    policy = {} if evaluation is None else evaluation.provenance.get("policy") or {}
+    name = policy.get("path") or policy.get("name")
+    if name is None and run_dir is not None:
+        _, config = read_config(run_dir)
+        name = (config.get("model") or {}).get("name")
+    return Path(name or "unknown").name
 
 
-def _sample(source: Source, trajectory: Trajectory, epoch: int) -> JsonObject:
-    messages = list(_messages(source, trajectory))
-    usage, is_lost = _usage(trajectory), trajectory.stop_reason is StopReason.FAILED or trajectory.errors
+def _sample(trajectory: Trajectory, epoch: int, model: str) -> inspect.EvalSample:
+    messages = list(_messages(trajectory, model))
+    is_lost = trajectory.stop_reason is StopReason.FAILED or trajectory.errors
     error = "\n".join(trajectory.errors) or "a server or the machinery failed: unscored"
-    return {
-        "id": trajectory.task_id,
-        "epoch": epoch,
-        "input": messages[: len(trajectory.prompt)] or question(trajectory),
-        "target": list(source.plans.get(trajectory.task_id, ())) or "",
-        "messages": messages,
-        "scores": _scores(trajectory),
-        "metadata": {
+    stopped = trajectory.stop_reason.value
+    was_cut = trajectory.stop_reason not in (StopReason.ANSWERED, StopReason.FAILED)
+    return inspect.EvalSample(
+        id=trajectory.task_id,
+        epoch=epoch,
+        input=messages[: len(trajectory.prompt)] or question(trajectory),
+        target="",
+        messages=messages,
+        scores=dict(_scores(trajectory)),
+        metadata={
             "trajectory": trajectory.id,
             "complexity": trajectory.complexity,
-            "stopped": trajectory.stop_reason.value,
+            "stopped": stopped,
             "seed": trajectory.seed,
         },
-        "model_usage": {source.model: usage} if usage else {},
-        "total_time": sum(turn.wall_s for turn in trajectory.turns),
-        "uuid": _digest(source.run, source.name, trajectory.id, epoch),
-        "error": {"message": error, "traceback": error, "traceback_ansi": error} if is_lost else None,
-        "limit": _limit(trajectory),
-    }
+        model_usage={model: _usage(trajectory)},
+        total_time=sum(turn.wall_s for turn in trajectory.turns),
+        error=inspect.EvalError(message=error, traceback=error, traceback_ansi=error) if is_lost else None,
+        limit=inspect.EvalSampleLimit(type="custom", limit=0, reason=stopped) if was_cut else None,
+    )
 
 
-def _summary(trajectory: Trajectory, sample: JsonObject) -> JsonObject:
-    """Return the line of a sample in the list of all."""
-    kept = ("id", "epoch", "target", "metadata", "scores", "model_usage", "total_time", "uuid")
-    return {
-        **{name: sample[name] for name in kept},
-        "input": question(trajectory)[:_SUMMARY_CHARS],
-        "error": sample["error"] and sample["error"]["message"],
-        "limit": sample["limit"] and sample["limit"]["type"],
-        "completed": True,
-        "message_count": len(sample["messages"]),
-    }
-
-
-def _messages(source: Source, trajectory: Trajectory) -> Iterator[JsonObject]:
+def _messages(trajectory: Trajectory, model: str) -> Iterator[ChatMessage]:
     """Yield the conversation as it was held."""
-    for i, message in enumerate(trajectory.prompt):
-        yield {"id": f"prompt-{i}", "role": message["role"], "content": message["content"], "source": "input"}
+    for message in trajectory.prompt:
+        yield _ROLES[message["role"]](content=message["content"], source="input")
     for turn in trajectory.turns:
-        yield {
-            "id": f"turn-{turn.index}",
-            "role": "assistant",
-            "content": turn.completion.text,
-            "source": "generate",
-            "model": source.model,
-            "tool_calls": list(_calls(turn)) or None,
-        }
-        for i, result in enumerate(turn.tool_results):
-            yield _result(f"result-{turn.index}-{i}", result)
+        yield ChatMessageAssistant(
+            content=turn.completion.text, source="generate", model=model, tool_calls=list(_calls(turn))
+        )
+        yield from map(_result, turn.tool_results)
         if turn.user_message is not None:
-            yield {"id": f"user-{turn.index}", "role": "user", "content": turn.user_message}
+            yield ChatMessageUser(content=turn.user_message)
 
 
-def _calls(turn: Turn) -> Iterator[JsonObject]:
+def _calls(turn: Turn) -> Iterator[ToolCall]:
     """Yield the calls of a turn; what did not parse is a call with a parse error."""
     for call in turn.tool_calls:
-        yield {"id": call.id, "function": called(call), "arguments": call.arguments, "type": "function"}
+        yield ToolCall(id=call.id, function=called(call), arguments=call.arguments)
     for place, failure in enumerate(turn.parse_failures):
-        yield {
-            "id": f"unparsed-{turn.index}-{place}",
-            "function": "unparsed",
-            "arguments": {"raw": failure.raw},
-            "parse_error": failure.reason,
-            "type": "function",
-        }
+        name, raw = f"unparsed-{turn.index}-{place}", {"raw": failure.raw}
+        yield ToolCall(id=name, function="unparsed", arguments=raw, parse_error=failure.reason)
 
 
-def _result(message_id: str, result: ToolResult) -> JsonObject:
+def _result(result: ToolResult) -> ChatMessage:
     error = None
     if result.is_error or result.failure is not None:
-        kind = "unknown" if result.failure is None else _ERRORS.get(result.failure, "unknown")
-        error = {"type": kind, "message": f"{result.failure or 'error'}: {result.content}"}
-    return {
-        "id": message_id,
-        "role": "tool",
-        "content": result.content,
-        "tool_call_id": result.call_id,
-        "function": called(result),
-        "metadata": {"latency_s": result.latency_s, "from_cassette": result.from_cassette},
-        "error": error,
-    }
+        kind = "timeout" if result.failure is FailureKind.TIMEOUT else "unknown"
+        error = ToolCallError(kind, f"{result.failure or 'error'}: {result.content}")
+    return ChatMessageTool(
+        content=result.content,
+        tool_call_id=result.call_id,
+        function=called(result),
+        metadata={"latency_s": result.latency_s, "from_cassette": result.from_cassette},
+        error=error,
+    )
 
 
-def _scores(trajectory: Trajectory) -> JsonObject:
-    """Return no score for an episode that could not be scored, which is not a score of 0."""
-    scores: JsonObject = {}
+def _scores(trajectory: Trajectory) -> Iterator[tuple[str, Score]]:
+    """Yield no score for an episode that could not be scored, which is not a score of 0."""
     if trajectory.is_success is not None:
-        success = "C" if trajectory.is_success else "I"
-        scores["success"] = {"value": success, "answer": trajectory.final_answer}
+        yield "success", Score(value=float(trajectory.is_success), answer=trajectory.final_answer)
     if trajectory.reward is not None:
-        scores["reward"] = {"value": trajectory.reward}
+        yield "reward", Score(value=trajectory.reward)
     if trajectory.reward_terms:
-        scores["terms"] = {"value": {term.name: term.value for term in trajectory.reward_terms}}
-    return scores
+        yield "terms", Score(value={term.name: term.value for term in trajectory.reward_terms})
 
 
-def _usage(trajectory: Trajectory) -> JsonObject:
-    """Return the tokens that the model read and wrote at all of its steps; {} if they were not counted."""
-    read = written = context = 0
-    for turn in trajectory.turns:
-        done = turn.completion
-        context += len(turn.added_token_ids)
-        read += context if done.usage is None else done.usage.input_tokens
-        written += len(done.token_ids) if done.usage is None else done.usage.output_tokens
-        context += len(done.token_ids)
-    total = read + written
-    return {"input_tokens": read, "output_tokens": written, "total_tokens": total} if total else {}
-
-
-def _limit(trajectory: Trajectory) -> JsonObject | None:
-    """Return the limit that ended the episode, and how far it had come."""
-    kind = _LIMITS.get(trajectory.stop_reason)
-    if kind is None:
+def _mean(name: str, samples: Sequence[inspect.EvalSample]) -> inspect.EvalScore | None:
+    values = [sample.scores[name].as_float() for sample in samples if sample.scores and name in sample.scores]
+    if not values:
         return None
-    written = [len(turn.completion.token_ids) for turn in trajectory.turns]
-    reached = {
-        "turn": len(trajectory.turns),
-        "token": written[-1] if written else 0,
-        "context": sum(written) + sum(len(turn.added_token_ids) for turn in trajectory.turns),
-        "time": sum(turn.wall_s for turn in trajectory.turns),
-        "custom": trajectory.call_count,
-    }[kind]
-    return {"type": kind, "limit": reached, "reason": trajectory.stop_reason.value.replace("_", " ")}
+    return inspect.EvalScore(
+        name=name,
+        scorer=name,
+        metrics={"mean": inspect.EvalMetric(name="mean", value=fmean(values))},
+        scored_samples=len(values),
+        unscored_samples=len(samples) - len(values),
+    )
 
 
-def _header(source: Source, summaries: Sequence[JsonObject]) -> JsonObject:
-    manifest, ids = source.manifest, list(dict.fromkeys(summary["id"] for summary in summaries))
-    ended = datetime.fromtimestamp(source.records.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    created = str(manifest.get("created_at") or ended)
-    used: Counter[str] = Counter()
-    for summary in summaries:
-        used.update(summary["model_usage"].get(source.model, {}))
-    return {
-        "version": _VERSION,
-        "status": "success",
-        "eval": {
-            "eval_id": _digest(source.run, source.name, "eval"),
-            "run_id": _digest(source.run, "run"),
-            "created": created,
-            "task": source.name,
-            "task_id": _digest(source.name, "task"),
-            "dataset": {"name": source.name, "samples": len(ids), "sample_ids": ids, "shuffled": False},
-            "model": source.model,
-            "config": {"epochs": max((summary["epoch"] for summary in summaries), default=1)},
-            "packages": {name: str(version) for name, version in manifest.get("versions", {}).items()},
-            "metadata": {"run": source.run, "seed": manifest.get("seed")},
-        },
-        "plan": {},
-        "results": _results(source, summaries),
-        "stats": {
-            "started_at": created,
-            "completed_at": ended,
-            "model_usage": {source.model: dict(used)} if used else {},
-        },
-    }
-
-
-def _results(source: Source, summaries: Sequence[JsonObject]) -> JsonObject:
-    scores: list[JsonObject] = []
-    for name, metric in (("success", "accuracy"), ("reward", "mean")):
-        values = [summary["scores"][name]["value"] for summary in summaries if name in summary["scores"]]
-        numbers: list[Any] = [{"C": 1.0, "I": 0.0}.get(value, value) for value in values]
-        if numbers:
-            metrics = {metric: {"name": metric, "value": fmean(numbers)}}
-            unscored = len(summaries) - len(numbers)
-            scored = {"scored_samples": len(numbers), "unscored_samples": unscored}
-            scores.append({"name": name, "scorer": name, "metrics": metrics, **scored})
-    measured = {} if source.evaluation is None else source.evaluation.metrics
-    return {
-        "total_samples": len(summaries),
-        "completed_samples": len(summaries),
-        "scores": scores,
-        "metadata": {name: metric.model_dump() for name, metric in measured.items()},
-    }
-
-
-def _write(archive: ZipFile, name: str, document: object) -> None:
-    """Write an entry without the time of writing: the same episodes give the same bytes."""
-    entry = ZipInfo(name)
-    entry.compress_type = ZIP_DEFLATED
-    archive.writestr(entry, json.dumps(document, separators=(",", ":")))
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=11).hexdigest()
+def _usage(trajectory: Trajectory) -> ModelUsage:
+    """Return the tokens that a model behind an API says it read and wrote."""
+    used = [turn.completion.usage for turn in trajectory.turns if turn.completion.usage is not None]
+    read, written = sum(u.input_tokens for u in used), sum(u.output_tokens for u in used)
+    return ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)

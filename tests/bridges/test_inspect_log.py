@@ -1,25 +1,20 @@
+"""Logs of our episodes, written and read with inspect_ai, in an environment of its own."""
+
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
-import sys
-import zipfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind
 from mcpagent.core.trajectory import Completion, StopReason, TokenUsage, Trajectory
-from mcpagent.evaluate.report.inspect_log import sources, write_log
 from mcpagent.storage.trajectories import write_trajectories
+from tests.bridges.test_inspect import PYTHON, ROOT
+from tests.bridges.test_inspect import pytestmark as pytestmark
 from tests.evaluate.records import call, result, trajectory, turn
 from tests.evaluate.run_folder import write_run
-from tests.running import mcpagent
 
 # What inspect_ai itself makes of a log: messages with calls and results, scores, usage, errors.
 READER = """
@@ -31,7 +26,10 @@ log = read_eval_log(sys.argv[1])
 print(json.dumps({
     "status": log.status,
     "model": log.eval.model,
-    "accuracy": log.results.scores[0].metrics["accuracy"].value,
+    "scores": [[s.name, s.metrics["mean"].value, s.scored_samples, s.unscored_samples]
+               for s in log.results.scores],
+    "measured": log.results.metadata,
+    "epochs": log.eval.config.epochs,
     "usage": {name: usage.total_tokens for name, usage in log.stats.model_usage.items()},
     "listed": len(list_eval_logs(sys.argv[2])),
     "summaries": [[s.id, s.epoch, s.error, s.limit, s.completed] for s in summaries_of(sys.argv[1])],
@@ -44,14 +42,16 @@ print(json.dumps({
                   for c in m.tool_calls or []],
         "results": [[m.function, m.tool_call_id, m.error.type if m.error else None] for m in s.messages
                     if m.role == "tool"],
-        "scores": {name: score.value for name, score in (s.scores or {}).items()},
+        "scores": {name: score.value for name, score in (s.scores or {}).items() if name != "terms"},
         "usage": [u.total_tokens for u in s.model_usage.values()],
         "error": s.error.message if s.error else None,
-        "limit": s.limit.type if s.limit else None,
-        "target": s.target,
+        "limit": s.limit.reason if s.limit else None,
     } for s in log.samples],
 }))
 """
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def episodes() -> list[Trajectory]:
@@ -80,33 +80,30 @@ def episodes() -> list[Trajectory]:
     ]
 
 
-def written(folder: Path) -> Path:
-    return logged(write_trajectories(folder / "seen", episodes()), folder)
+def report(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`mcpagent report ... --format inspect` in Inspect's environment."""
+    command = [PYTHON, "-m", "mcpagent", "report", *map(str, arguments), "--format", "inspect"]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
-def logged(records: Path, folder: Path) -> Path:
-    (source,) = sources(records)
-    path = folder / "logs" / "seen.eval"
-    assert write_log(source, path) == 5
-    return path
-
-
-def read_by_inspect(command: Sequence[str], path: Path) -> JsonObject:
-    """What READER prints, run by a Python that has inspect_ai."""
+def read_by_inspect(path: Path) -> JsonObject:
+    """What READER prints."""
     done = subprocess.run(
-        [*command, "-c", READER, str(path), str(path.parent)],
-        capture_output=True,
-        text=True,
-        cwd=path.parent,
-        check=False,
+        [PYTHON, "-c", READER, str(path), str(path.parent)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def check_what_inspect_read(found: JsonObject) -> None:
-    """The episodes above, as inspect_ai sees them."""
-    assert (found["status"], found["listed"], found["accuracy"]) == ("success", 1, 0.5)
+def test_inspect_reads_messages_calls_results_scores_usage_and_errors(tmp_path: Path) -> None:
+    records = write_trajectories(tmp_path / "seen", episodes())
+    assert (lone := report(records)).returncode == 2 and "--out" in lone.stderr
+    done = report(records, "--out", tmp_path / "logs")
+    assert done.returncode == 0, done.stderr
+    found = read_by_inspect(tmp_path / "logs" / "seen.eval")
+    assert (found["status"], found["listed"]) == ("success", 1)
+    # a: 1, b: 0, a again: 0 and 1; the lost one is not among them.
+    assert found["scores"][0] == ["success", 0.5, 4, 1]
     by_key = {(s["id"], s["epoch"]): s for s in found["samples"]}
     assert set(by_key) == {("a", 1), ("a", 2), ("a", 3), ("b/../c", 1), ("lost", 1)}
     first = by_key["a", 1]
@@ -117,55 +114,30 @@ def check_what_inspect_read(found: JsonObject) -> None:
         ["unparsed", {"raw": "{oops"}, "not JSON: {oops"],
     ]
     assert first["results"] == [["polygon.get_aggs", "c0", None]] and first["usage"] == [100]
-    assert by_key["b/../c", 1]["limit"] == "turn"
-    assert by_key["b/../c", 1]["scores"]["success"] == "I"
+    assert by_key["b/../c", 1]["limit"] == "max_turns"
     # 0.6 for a success, 0.4 of partial credit: nothing of it.
-    assert by_key["b/../c", 1]["scores"]["reward"] == 0.0
+    assert by_key["b/../c", 1]["scores"] == {"success": 0.0, "reward": 0.0}
     lost = by_key["lost", 1]
-    assert "success" not in lost["scores"] and "reward" not in lost["scores"]
+    assert lost["scores"] == {}
     assert lost["error"] == "the server is gone" and lost["results"] == [
         ["polygon.get_aggs", "c0", "timeout"]
     ]
-    assert sum(found["usage"].values()) == 100
     assert ["lost", 1, "the server is gone", None, True] in found["summaries"]
 
 
-def test_a_log_has_a_sample_for_each_attempt_and_the_same_bytes_each_time(tmp_path: Path) -> None:
-    records = write_trajectories(tmp_path / "seen", episodes())
-    path = logged(records, tmp_path)
-    first = path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
-        documents: dict[str, Any] = {name: json.loads(archive.read(name)) for name in archive.namelist()}
-    samples = [name for name in documents if name.startswith("samples/")]
-    assert set(samples) == {f"samples/{n}.json" for n in (
-        "a_epoch_1", "b/../c_epoch_1", "lost_epoch_1", "a_epoch_2", "a_epoch_3")}  # fmt: skip
-    header = documents["header.json"]
-    assert header["results"]["total_samples"] == 5 == len(documents["summaries.json"])
-    (success,) = (s for s in header["results"]["scores"] if s["name"] == "success")
-    # a: 1, b: 0, a again: 0 and 1; the lost one is not among them.
-    assert (success["scored_samples"], success["unscored_samples"]) == (4, 1)
-    assert success["metrics"]["accuracy"]["value"] == 0.5
-    assert documents["samples/lost_epoch_1.json"]["scores"].keys() <= {"terms"}
-    assert logged(records, tmp_path).read_bytes() == first  # its times are those of the records
-
-
-@pytest.mark.system
-def test_the_command_writes_a_log_for_each_file_of_a_run(tmp_path: Path) -> None:
+def test_a_run_has_a_log_for_each_file_of_episodes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", tasks=6)
-    document = json.loads(mcpagent("report", str(run), "--format", "inspect", "--json").stdout)
+    document = json.loads(report(run, "--json").stdout)
     assert document["report"] == str(run / "inspect")
     names = {"eval_trained", "eval_trained_sampled", "eval_warm_start", "eval_warm_start_sampled"}
     assert {Path(log).stem for log in document["logs"]} == names
-    with zipfile.ZipFile(run / "inspect" / "eval_trained_sampled.eval") as archive:
-        header = json.loads(archive.read("header.json"))
-    assert header["results"]["total_samples"] == 24 and header["eval"]["config"]["epochs"] == 4
-    measured = json.loads((run / "eval" / "trained_sampled.json").read_text())["metrics"]
-    assert header["results"]["metadata"]["task_success"] == measured["task_success"]
-    refused = mcpagent("report", str(run), "--format", "inspect", "--out", str(run / "inspect"))
+    found = read_by_inspect(run / "inspect" / "eval_trained_sampled.eval")
+    assert (len(found["samples"]), found["epochs"]) == (24, 4)
+    stored = json.loads((run / "eval" / "trained_sampled.json").read_text())["metrics"]
+    assert found["measured"]["task_success"] == stored["task_success"]
+    refused = report(run, "--out", run / "inspect")
     assert refused.returncode == 2 and "would be replaced" in refused.stderr
-    lone = mcpagent("report", str(run / "trajectories" / "eval_trained.jsonl.zst"), "--format", "inspect")
-    assert lone.returncode == 2 and "--out" in lone.stderr
-    empty = mcpagent("report", str(tmp_path), "--format", "inspect")
+    empty = report(tmp_path)
     assert empty.returncode == 2 and "holds no trajectories" in empty.stderr
     assert not (tmp_path / "inspect").exists()
 
@@ -173,14 +145,6 @@ def test_the_command_writes_a_log_for_each_file_of_a_run(tmp_path: Path) -> None
 def test_a_broken_file_of_trajectories_leaves_no_log(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", tasks=3)
     (run / "trajectories" / "eval_trained.jsonl.zst").write_bytes(b"not compressed")
-    done = mcpagent("report", str(run), "--format", "inspect")
+    done = report(run)
     assert done.returncode == 2 and "eval_trained" in done.stderr and "Traceback" not in done.stderr
-    assert list((run / "inspect").iterdir()) == []
-
-
-def test_inspect_reads_the_log(tmp_path: Path) -> None:
-    """INSPECT_PYTHON may name a Python that has inspect_ai; `make test-servers` installs it."""
-    python = os.environ.get("INSPECT_PYTHON")
-    if python is None and importlib.util.find_spec("inspect_ai") is None:
-        pytest.skip("inspect_ai is not installed")
-    check_what_inspect_read(read_by_inspect([python or sys.executable], written(tmp_path)))
+    assert not (run / "inspect").exists()
