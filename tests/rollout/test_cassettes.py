@@ -142,7 +142,7 @@ def test_another_command_is_another_version_of_a_server(tmp_path: Path) -> None:
         assert not opened.io.run(session.call(wanted)).from_cassette
         counts = opened.take_cassette_counts()
         opened.io.run(session.close())
-    assert counts is not None and counts["misses"] == {"version_changed": 1}
+    assert counts is not None and counts["misses"] == {"changed": 1}
 
 
 def test_a_cassette_that_is_off_is_neither_read_nor_written(tmp_path: Path) -> None:

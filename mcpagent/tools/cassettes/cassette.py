@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self
+from weakref import WeakValueDictionary
 
 from mcpagent.core.records import JsonObject, shown_value
 from mcpagent.core.redact import SECRETS
@@ -31,10 +33,7 @@ from mcpagent.errors import UserError
 from mcpagent.tools.cassettes.tape import (
     CallHistory,
     CallKey,
-    CassetteCounts,
-    Miss,
     RecordedAnswer,
-    StoredBy,
     Tape,
     TapeCatalog,
     schema_hash,
@@ -47,6 +46,49 @@ from mcpagent.tools.servers_config import Isolation
 from mcpagent.tools.wire import wire_fault
 
 _NAMED = 8  # tools named in one note
+
+
+class Miss(StrEnum):
+    """Why the tape had no answer."""
+
+    NEVER_MADE = "never_made"
+    OTHER_STATE = "other_state"
+    CHANGED = "changed"
+
+    @property
+    def explanation(self) -> str:
+        """What a strict refusal says."""
+        return {
+            Miss.NEVER_MADE: "it was never recorded",
+            Miss.OTHER_STATE: "it was recorded only after other calls that write",
+            Miss.CHANGED: "it was recorded from another version of the server, when the tool had another "
+            "schema, or cut to another tools.result_limit_chars",
+        }[self]
+
+
+@dataclass
+class CassetteCounts:
+    """Calls by what became of them. `restored` calls went to a server to make up for replayed ones; `refused`
+    ones got no answer, from the tape or from a server; `volatile` answers differ from the one on the tape."""
+
+    mode: str
+    replayed: int = 0
+    live: int = 0
+    recorded: int = 0
+    volatile: int = 0
+    restored: int = 0
+    refused: int = 0
+    misses: Counter[Miss] = field(default_factory=Counter)
+
+    def as_json(self) -> JsonObject:
+        """`hit_rate` is None if nothing was looked up, as in record mode."""
+        looked_up = self.replayed + self.misses.total()
+        return {
+            **vars(self),
+            "hit_rate": self.replayed / looked_up if looked_up else None,
+            "calls_saved": self.replayed - self.restored,
+            "misses": {reason.value: count for reason, count in sorted(self.misses.items())},
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +112,7 @@ class Cassette:
     servers: ServerFacts
     limit_chars: int
     live: PinnedTools | None = None
-    _under_way: dict[str, asyncio.Event] = field(default_factory=dict)
-    _schemas: dict[str, str] = field(default_factory=dict)
+    _asking: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
         self.counts = CassetteCounts(self.mode)
@@ -89,8 +130,7 @@ class Cassette:
         on_note: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Record from `live`, replay what the tape has. `result_limit_chars` is the limit that `live` cuts
-        results to. `on_note` is told of tools that changed since the recording, and of servers whose recorded
-        answers may depend on other episodes.
+        results to. `on_note` is told of servers whose recorded answers may depend on other episodes.
 
         Raises UserError for a tape that cannot be read or written, and for a name that no tool has.
         """
@@ -103,7 +143,7 @@ class Cassette:
             limit_chars=result_limit_chars,
             live=live,
         )
-        for note in [*_changes(cassette.tape.catalog, tools), *_contaminations(servers, tools)]:
+        for note in _contaminations(servers, tools):
             on_note(note)
         cassette.tape.pin(TapeCatalog(tools=tuple(tools), versions=dict(servers.versions)))
         return cassette
@@ -153,13 +193,11 @@ class Cassette:
 
     def key(self, spec: ToolSpec, arguments: JsonObject, history: CallHistory) -> CallKey:
         """Arguments without secrets: a key is stored with its answer."""
-        if spec.dotted not in self._schemas:
-            self._schemas[spec.dotted] = schema_hash(spec)
         return CallKey(
             server=spec.server,
             version=self.servers.versions.get(spec.server, ""),
             tool=spec.name,
-            schema=self._schemas[spec.dotted],
+            schema=schema_hash(spec),
             arguments=SECRETS.value(arguments),
             after=history.after,
         )
@@ -167,60 +205,34 @@ class Cassette:
     def may_be_repeated(self, spec: ToolSpec) -> bool:
         """Return True if making a replayed call on the live server can do no harm. An own instance has not
         seen it; a shared one may have, from the session that recorded it."""
-        if (
-            self.servers.isolation.get(spec.server, "shared") == "episode"
-            or spec.dotted in self.servers.repeatable
-        ):
-            return True
-        return spec.annotations.idempotent and not spec.annotations.destructive
+        has_own = self.servers.isolation.get(spec.server, "shared") == "episode"
+        is_harmless = spec.annotations.idempotent and not spec.annotations.destructive
+        return has_own or is_harmless or spec.dotted in self.servers.repeatable
 
-    async def look_up(self, key: CallKey) -> RecordedAnswer | Miss:
-        """Return the answer on the tape, or why there is none. Waits while another session asks the same
-        live."""
-        while (answered := self._under_way.get(key.id)) is not None:
-            await answered.wait()
+    def look_up(self, key: CallKey) -> RecordedAnswer | Miss:
+        """Return the answer on the tape, or why there is none."""
         answer = self.tape.find(key)
         if answer is None and self.mode != "strict":
             self.tape.catch_up()
             answer = self.tape.find(key)
-        if answer is None:
-            return self._reason(key)
-        return answer.within(self.limit_chars) or Miss.CUT_SHORTER
-
-    @contextmanager
-    def asking(self, key: CallKey) -> Iterator[None]:
-        """While inside, other sessions with the same question wait for the answer instead of asking too."""
-        self._under_way[key.id] = asyncio.Event()
-        try:
-            yield
-        finally:
-            self._under_way.pop(key.id).set()
-
-    def record(self, key: CallKey, answer: RecordedAnswer, *, replace: bool) -> None:
-        """Put an answer on the tape."""
-        stored = self.tape.add(key, answer, replace=replace)
-        self.counts.recorded += stored in (StoredBy.NEW, StoredBy.REPLACED)
-        self.counts.volatile += stored in (StoredBy.REPLACED, StoredBy.KEPT)
-
-    def _reason(self, key: CallKey) -> Miss:
-        near = self.tape.nearest(key)
-        if near is None:
+        within = None if answer is None else answer.within(self.limit_chars)
+        if within is not None:
+            return within
+        states = self.tape.states(key)
+        if not states:
             return Miss.NEVER_MADE
-        if near.version != key.version:
-            return Miss.VERSION_CHANGED
-        return Miss.SCHEMA_CHANGED if near.schema != key.schema else Miss.OTHER_STATE
+        is_same = answer is None and (key.version, key.schema) in {state[:2] for state in states}
+        return Miss.OTHER_STATE if is_same else Miss.CHANGED
 
+    def asking(self, key: CallKey) -> asyncio.Lock:
+        """Return the lock of a question: who asks it while another session does waits for that answer."""
+        return self._asking.setdefault((key.call, *key.state), asyncio.Lock())
 
-def _changes(pinned: TapeCatalog | None, tools: Sequence[ToolSpec]) -> list[str]:
-    if pinned is None:
-        return []
-    then, now = ({spec.dotted: spec for spec in specs} for specs in (pinned.tools, tools))
-    differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
-    if not differing:
-        return []
-    rest = len(differing) - _NAMED
-    names = ", ".join(differing[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-    return [f"the tools have changed since the cassette was recorded: {names}"]
+    def record(self, key: CallKey, answer: RecordedAnswer) -> None:
+        """Put an answer on the tape, where it replaces the one of the same key."""
+        before = self.tape.add(key, answer)
+        self.counts.recorded += before != answer
+        self.counts.volatile += before not in (None, answer)
 
 
 def _contaminations(servers: ServerFacts, tools: Sequence[ToolSpec]) -> list[str]:
@@ -236,15 +248,6 @@ def _contaminations(servers: ServerFacts, tools: Sequence[ToolSpec]) -> list[str
         "tools.read_only if it keeps no state"
         for server, names in writing.items()
     ]
-
-
-_EXPLANATION = {
-    Miss.NEVER_MADE: "it was never recorded",
-    Miss.OTHER_STATE: "it was recorded only after other calls that write",
-    Miss.SCHEMA_CHANGED: "it was recorded when the tool had another schema",
-    Miss.VERSION_CHANGED: "it was recorded from another version of the server",
-    Miss.CUT_SHORTER: "its recorded answer was cut to another tools.result_limit_chars",
-}
 
 
 @dataclass(frozen=True)
@@ -310,28 +313,26 @@ class CassetteSession:
         cassette = self._cassette
         key = cassette.key(made.spec, made.call.arguments, server.history)
         if cassette.mode == "record" or server.lost:
-            return await self._ask(made, server, key, replace=True)
-        answer = await cassette.look_up(key)
-        if isinstance(answer, RecordedAnswer):
-            return self._replay(made, server, key, answer)
-        cassette.counts.misses[answer] += 1
-        if self._live is None:
-            refused = self._refused(
-                made.call, _strict_text(made, key, answer, tape=str(cassette.tape.folder))
-            )
-            return refused.model_copy(update={"is_chosen_miss": _is_chosen(answer, made.purpose)})
-        with cassette.asking(key):
-            return await self._ask(made, server, key, replace=answer is Miss.CUT_SHORTER)
+            return await self._ask(made, server, key)
+        async with cassette.asking(key):
+            answer = cassette.look_up(key)
+            if isinstance(answer, RecordedAnswer):
+                return self._replay(made, server, key, answer)
+            cassette.counts.misses[answer] += 1
+            if self._live is not None:
+                return await self._ask(made, server, key)
+        refused = self._refused(made.call, _strict_text(made, key, answer, tape=str(cassette.tape.folder)))
+        return refused.model_copy(update={"is_chosen_miss": _is_chosen(answer, made.purpose)})
 
     def _replay(self, made: _Made, server: _Server, key: CallKey, answer: RecordedAnswer) -> ToolResult:
         self._cassette.counts.replayed += 1
         if made.writes:
-            server.history.push(key.tool, key.arguments, answer.digest)
+            server.history.push(key.tool, key.arguments, answer)
             if self._live is not None:
                 server.missing.append((made, answer))
         return answer.result(made.call)
 
-    async def _ask(self, made: _Made, server: _Server, key: CallKey, *, replace: bool) -> ToolResult:
+    async def _ask(self, made: _Made, server: _Server, key: CallKey) -> ToolResult:
         """Make the call live and record what it answers, if the state that it met is known."""
         assert self._live is not None
         if server.missing and (refusal := await self._restore(made, server)):
@@ -351,9 +352,9 @@ class CassetteSession:
             server.lost = before
         if answer is None or server.lost:
             return result
-        self._cassette.record(key, answer, replace=replace)
+        self._cassette.record(key, answer)
         if made.writes:
-            server.history.push(key.tool, key.arguments, answer.digest)
+            server.history.push(key.tool, key.arguments, answer)
         return result
 
     async def _restore(self, made: _Made, server: _Server) -> str:
@@ -393,10 +394,7 @@ def _is_chosen(why: Miss, purpose: Purpose) -> bool:
 
 def _strict_text(made: _Made, key: CallKey, why: Miss, *, tape: str) -> str:
     arguments = shown_value(json.dumps(key.arguments, ensure_ascii=False), limit_chars=300)
-    after = (
-        f" after {key.after.partition('-')[0]} calls that write" if key.after != CallHistory().after else ""
-    )
-    return f"{tape} has no answer to {made.spec.dotted} {arguments}{after}: {_EXPLANATION[why]}"
+    return f"{tape} has no answer to {made.spec.dotted} {arguments}: {why.explanation}"
 
 
 def _unsafe_text(past: _Made) -> str:

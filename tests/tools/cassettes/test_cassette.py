@@ -437,18 +437,16 @@ def test_a_strict_miss_names_what_is_missing_and_why(tmp_path: Path) -> None:
     assert ask(text="later")[1]["misses"] == {"other_state": 1}
     tape = json.loads((tmp_path / CATALOG_NAME).read_text())
     (tmp_path / CATALOG_NAME).write_text(json.dumps({**tape, "versions": {"scratch": "3.0"}}))
-    assert ask(text="hi")[1]["misses"] == {"version_changed": 1}
+    assert ask(text="hi")[1]["misses"] == {"changed": 1}
 
-    async def changed() -> tuple[dict[str, Any], list[str]]:
-        notes: list[str] = []
+    async def changed() -> dict[str, Any]:
         facts = ServerFacts(isolation={"scratch": "episode"}, versions={"scratch": "1.0"})
-        async with taped(tmp_path, server(schema="new"), facts=facts, on_note=notes.append) as cassette:
+        async with taped(tmp_path, server(schema="new"), facts=facts) as cassette:
             await call(cassette.session(), "say", server="scratch", text="hi")
-            return cassette.take_counts(), notes
+            return cassette.take_counts()
 
-    counts, notes = asyncio.run(changed())
-    assert counts["misses"] == {"schema_changed": 1} and counts["recorded"] == 1
-    assert notes == ["the tools have changed since the cassette was recorded: scratch.say"]
+    counts = asyncio.run(changed())
+    assert counts["misses"] == {"changed": 1} and counts["recorded"] == 1
 
 
 async def test_strict_refuses_what_a_live_pool_refuses(tmp_path: Path) -> None:
@@ -513,7 +511,7 @@ def test_a_result_fits_the_limit_of_the_run_that_replays_it_or_is_asked_for_agai
     (tmp_path / CALLS_NAME).unlink()
     assert asyncio.run(big(300))[0].truncated_chars > 0  # what was cut is asked for again
     whole, counts = asyncio.run(big(2000))
-    assert (len(whole.content), counts["misses"]) == (1000, {"cut_to_another_limit": 1})
+    assert (len(whole.content), counts["misses"]) == (1000, {"changed": 1})
     assert asyncio.run(big(2000))[0].from_cassette
 
 
