@@ -81,8 +81,6 @@ class Proof:
     difference: float  # mean absolute
     largest: float
     cpu_s: float
-    p99: float = 0.0
-    k3: float = 0.0  # KL(sampler || trainer)
     compared: int = 0
     direction: float | None = None
     direction_error: float | None = None
@@ -94,8 +92,6 @@ class Proof:
         return {
             "canary_difference": self.difference,
             "canary_max": self.largest,
-            "canary_p99": self.p99,
-            "canary_k3": self.k3,
             "canary_tokens": self.tokens,
             "canary_compared": self.compared,
             "canary_direction": self.direction,
@@ -334,19 +330,15 @@ def _differences(
 
 
 def _proof(reading: _Reading, change: _Change | None, *, version: int, arrived: int, cpu_s: float) -> Proof:
-    gaps = reading.mismatch
-    sizes = np.abs(gaps)
+    sizes = np.abs(reading.mismatch)
     told = change if change is not None and change.tokens >= CANARY_ROWS else None
     return Proof(
         version=version,
-        tokens=len(gaps),
+        tokens=len(sizes),
         sampler=float(np.concatenate(reading.sampler).mean()),
         trainer=float(np.concatenate(reading.trainer).mean()),
         difference=float(sizes.mean()),
         largest=float(sizes.max()),
-        p99=float(np.quantile(sizes, 0.99, method="inverted_cdf")),
-        # Sampled by the sampler, so r - 1 - log r with r = trainer / sampler (Schulman 2020).
-        k3=float((np.exp(-gaps) - 1.0 + gaps).mean()),
         compared=change.tokens if change is not None else 0,
         direction=told.direction if told is not None else None,
         direction_error=told.error if told is not None else None,
