@@ -16,7 +16,7 @@ import typer
 import typer.main
 
 from mcpagent.cli.main import COMMANDS, load_command
-from mcpagent.config.resolve import ALIASES, FOLDED, NO_EFFECT, ONLY_VALUES
+from mcpagent.config.resolve import ALIASES, FOLDED, IGNORED
 from tests.house import ROOT
 
 PAGES = sorted(
@@ -126,7 +126,7 @@ def test_a_command_that_does_not_exist_is_noticed(words: list[str]) -> None:
 def test_every_familiar_spelling_is_documented() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
     folded = {".".join(key) for key in FOLDED}
-    familiar = {*ALIASES, *NO_EFFECT, *ONLY_VALUES, *folded} - {"algorithm"}
+    familiar = {*ALIASES, *IGNORED, *folded} - {"algorithm"}
     assert {key for key in familiar if key not in page} == set()
 
 

@@ -65,26 +65,17 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "lora.enabled": _mode_of_lora_enabled,
     "rollout.minibatch_size": PromptsPerUpdate,
 }
-# Keys that need no setting here: the value that asks for nothing else, and why any other changes nothing.
-NO_EFFECT: dict[str, tuple[Any, str]] = {
-    "model.pad_token_id": (None, "what is padded is masked, whatever the token"),
-    "rollout.num_workers": (
-        None,
-        "one thread drives every episode and no worker waits for a tool; rollout.num_envs is how many "
-        "episodes run at once",
-    ),
-    "rollout.max_episodes_per_update": (
-        None,
-        "a step is made of training.batch_size x rollout.group_size episodes",
-    ),
-    "rollout.return_token_logprobs": (True, "training always takes the sampler's logprobs"),
-    "vllm.enabled": (None, "rollout.backend chooses the engine"),
-}
-# Keys with one meaningful value, and why.
-ONLY_VALUES: dict[str, tuple[Any, str]] = {
-    "rollout.top_k": (0, "to cut the tail where nothing is trained, use rollout.top_p"),
-    "tools.enabled": (True, "an agent is trained on its tool calls, so leave this key out"),
-}
+# Familiar keys that need no setting here.
+IGNORED: frozenset[str] = frozenset(
+    {
+        "model.pad_token_id",
+        "rollout.num_workers",
+        "rollout.max_episodes_per_update",
+        "rollout.return_token_logprobs",
+        "tools.enabled",
+        "vllm.enabled",
+    }
+)
 # Environment variables that users of this family of tools set, and the keys that they stand for if those
 # are not set. Those of trackers count if a tracker is named.
 ENVIRONMENT: dict[str, str] = {
@@ -130,11 +121,7 @@ _PER_SERVER: Key = ("tools", "per_server")
 _OPEN_KEYS: frozenset[Key] = frozenset({_PER_SERVER, ("budget", "usd_per_call"), ("reward", "weights")})
 _NAMES = sorted({".".join(key) for key in KNOWN_KEYS | FOLDED} | set(ALIASES))
 # A familiar rollout file may hold its keys without the leading `rollout`.
-_ROLLOUT_KEYS = {
-    name.removeprefix("rollout.")
-    for name in (*_NAMES, *NO_EFFECT, *ONLY_VALUES)
-    if name.startswith("rollout.")
-}
+_ROLLOUT_KEYS = {name.removeprefix("rollout.") for name in (*_NAMES, *IGNORED) if name.startswith("rollout.")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,15 +161,8 @@ def resolve_entries(entries: Iterable[Entry]) -> Layer:
     layer = Layer()
     for entry in entries:
         spelled = full_spelling(entry.key)
-        dotted = ".".join(spelled)
-        if dotted in NO_EFFECT:
-            silent, why = NO_EFFECT[dotted]
-            if entry.value != silent:
-                layer.notes.append(no_effect(entry, why))
-        elif dotted in ONLY_VALUES:
-            only, why = ONLY_VALUES[dotted]
-            if entry.value != only:
-                layer.problems.append(refusal(entry, f"it can only be {shown_value(only)}: {why}"))
+        if ".".join(spelled) in IGNORED:
+            layer.notes.append(no_effect(entry, "mcpagent needs no such setting"))
         else:
             _take(layer, entry, spelled)
     return layer
@@ -216,9 +196,7 @@ def _take(layer: Layer, entry: Entry, spelled: Key) -> None:
             layer.problems.append(problem)  # once for a whole section
         return
     if key[:2] == _PER_SERVER and len(key) > 3 and key[3] not in ServerSection.model_fields:
-        fields = list(ServerSection.model_fields)
-        near = difflib.get_close_matches(key[3], fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}"
+        hint = f"there are {', '.join(ServerSection.model_fields)}"
         layer.problems.append(UserError(f"unknown key {dotted}; {hint}", where=entry.where))
         return
     try:

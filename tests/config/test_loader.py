@@ -170,7 +170,6 @@ def test_an_override_without_a_value_sign_is_refused() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["rollout.top_k=5"], "rollout.top_k is 5, but it can only be 0"),
         (["rollout.temperature=0"], "rollout.temperature is 0, but"),
         (["grpo.target_kl=0.1", "grpo.kl_coef=0"], "grpo.target_kl multiplies it"),
         (["grpo.clip_ratio_high=0.1"], "grpo.clip_ratio_high is 0.1, but grpo.clip_ratio is 0.2"),

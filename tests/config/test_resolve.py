@@ -39,7 +39,6 @@ def test_keys_without_effect_are_noted_with_their_place() -> None:
     assert any("rollout.yaml:4: rollout.num_workers has no effect" in note for note in notes)
     assert any("rollout.yaml:6: rollout.max_episodes_per_update has no effect" in note for note in notes)
     assert any("algo_grpo.yaml:4: grpo.gamma has no effect" in note for note in notes)
-    assert not any("return_token_logprobs" in note for note in notes)  # true asks for what happens anyway
 
 
 @pytest.mark.parametrize(
@@ -151,8 +150,3 @@ def test_a_run_from_before_is_read_as_it_was(tmp_path: Path) -> None:
     assert (config.training.batch_size, config.training.max_steps) == (16, None)
     assert (config.grpo.target_kl, config.rollout.max_context_tokens) == (None, None)
     assert not any("left out" in note for note in loaded.notes)
-
-
-def test_tools_cannot_be_switched_off() -> None:
-    with pytest.raises(UserError, match=r"tools.enabled is false, but it can only be true"):
-        load_train_config([], ["tools.enabled=false"])
