@@ -38,11 +38,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def own_imports(path: Path) -> set[str]:
-    """The modules of mcpagent that a file imports; a name inside a module counts as that module.
-
-    The Python API names what it lends from everywhere and imports it when asked (`test_api`)."""
-    if path == PACKAGE / "__init__.py":
-        return set()
+    """The modules of mcpagent that a file imports; a name inside a module counts as that module."""
     known = modules()
     found = {name for name in imports(path) if name.partition(".")[0] == "mcpagent"}
     return {name if name in known else name.rpartition(".")[0] for name in found}

@@ -27,7 +27,7 @@ from mcpagent import (
     StopReason,
     Trajectory,
     UserError,
-    evaluate,
+    evaluate_model,
     load_train_config,
     read_trajectories,
     summarise,
@@ -89,7 +89,7 @@ def play(
     `out`. `settings` are entries as of `--set`. Raises UserError and RunError."""
     data, file = write_dataset(package, out / "tasks", categories=categories, max_tasks=max_tasks)
     config = load_train_config([file], ["rollout.temperature=0.0", *settings], for_training=False).config
-    outcome = evaluate(config, model=model, data=data, out=out / "evaluation.json")
+    outcome = evaluate_model(config, model=model, data=data, out=out / "evaluation.json")
     assert outcome.trajectories is not None  # `out` names a file
     played = list(read_trajectories(outcome.trajectories, with_tokens=False))
     board = judge(package, played, categories=categories)

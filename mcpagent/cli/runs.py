@@ -248,12 +248,12 @@ def rollout(
 
     Example: mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst
     """
-    from mcpagent.run.rollout import rollout as collect
+    from mcpagent.run.rollout import collect_rollouts
     from mcpagent.storage.trajectories import token_file
 
     console = Console(is_json=as_json)
     refuse_existing(out, token_file(out), overwrite=overwrite)
-    outcome = collect(
+    outcome = collect_rollouts(
         options.config(console, policy=policy, data=data, temperature=temperature),
         policy=policy,
         out=out,

@@ -12,7 +12,7 @@ from mcpagent.config.sections import BudgetConfig, HealthConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.demo.job import QuickstartJob
 from mcpagent.demo.quickstart import evaluate_checkpoint
-from mcpagent.run.train import Watch, train
+from mcpagent.run.train import Watch, run_training
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.run_folder import RunFolder
 
@@ -85,7 +85,7 @@ def _train(job: QuickstartJob, key: str, title: str, folder: Path, config: Train
     finished = folder / "finished.json"
     if not finished.is_file():
         with job.stage(key, title, None, resumes=config.algorithm == "grpo") as advance:
-            outcome = train(
+            outcome = run_training(
                 config,
                 run_dir=folder,
                 resume=(folder / "config.yaml").is_file(),

@@ -15,7 +15,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo.job import QuickstartJob, parts
 from mcpagent.demo.pretrained import SHAPES, Pace, fit, width_of
 from mcpagent.run.episodes import open_episodes
-from mcpagent.run.train import Watch, train
+from mcpagent.run.train import Watch, run_training
 from mcpagent.storage.datasets import read_tasks, spread
 
 _WORDY = 2.0  # times as long as the demonstrations are the turns of a model that has seen none
@@ -112,7 +112,7 @@ def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int],
             at("played")
         on_part(what, done, total)
 
-    outcome = train(
+    outcome = run_training(
         config,
         run_dir=folder,
         watch=Watch(

@@ -28,7 +28,7 @@ from mcpagent.evaluate.summary import summarise
 from mcpagent.run.episodes import open_episodes
 from mcpagent.run.policies import refuse_policy
 from mcpagent.run.rollout import count_nonces
-from mcpagent.run.train import Watch, train
+from mcpagent.run.train import Watch, run_training
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import read_tasks, spread
 from mcpagent.storage.run_folder import RunFolder, step_of
@@ -187,7 +187,7 @@ def warm_start(job: QuickstartJob) -> Path:
         resumed = _steps_done(folder)
         if resumed:
             advance(resumed)
-        train(
+        run_training(
             job.warm,
             run_dir=folder,
             resume=(folder / "config.yaml").is_file(),
@@ -211,7 +211,7 @@ def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
         resume = (job.out / "config.yaml").is_file()
         if resume:
             advance(_steps_done(job.out))
-        outcome = train(
+        outcome = run_training(
             job.grpo,
             run_dir=job.out,
             resume=resume,

@@ -68,10 +68,10 @@ class NativeEngine:
         return ()
 
     def run(self, config: TrainConfig, *, resume: bool = False, **more: Any) -> TrainOutcome:
-        """`run.train.train`."""
-        from mcpagent.run.train import train
+        """Run it in this process, or in those of torchrun."""
+        from mcpagent.run.train import run_training
 
-        return train(config, resume=resume, **more)
+        return run_training(config, resume=resume, **more)
 
 
 NATIVE = NativeEngine()

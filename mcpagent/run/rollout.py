@@ -46,7 +46,7 @@ class RolloutOutcome:
         }
 
 
-def rollout(
+def collect_rollouts(
     config: TrainConfig,
     *,
     policy: str,

@@ -36,7 +36,7 @@ from mcpagent.train.learner.processes import Processes
 from mcpagent.train.plan import Preflight, check_run, plan, target_device
 
 
-def train(
+def run_training(
     config: TrainConfig,
     *,
     run_dir: Path | None = None,
@@ -209,7 +209,7 @@ def plan_run(
     count: int | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> JsonObject:
-    """Return what `train` would do in `count` processes, or what it would refuse (UserError): with
+    """Return what `run_training` would do in `count` processes, or what it would refuse (UserError): with
     `gpu_memory_gib`, 0 if it is not known, on GPUs that need not be here."""
     config = pinned_model(config, on_note=on_note)
     with prepared(config, gpu_memory_gib=gpu_memory_gib, count=count) as ready:

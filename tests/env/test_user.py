@@ -11,7 +11,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.env.user import UserTurn, fault_of, secrets_of
-from mcpagent.run.rollout import rollout
+from mcpagent.run.rollout import collect_rollouts
 from mcpagent.storage.trajectories import read_trajectories
 from tests.env.world import make_task
 from tests.llm.service import API_KEY, Answer, Received, says, service
@@ -85,7 +85,7 @@ def played(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, **settings
         *(f"{key}={value}" for key, value in settings.items()),
     ]
     config = load_train_config([], overrides, for_training=False).config
-    outcome = rollout(config, policy="gold", out=tmp_path / "out", data=a_dataset(tmp_path))
+    outcome = collect_rollouts(config, policy="gold", out=tmp_path / "out", data=a_dataset(tmp_path))
     return list(read_trajectories(outcome.path))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.run.rollout import rollout
+from mcpagent.run.rollout import collect_rollouts
 from mcpagent.storage.trajectories import read_trajectories
 from tests.llm.service import Received, Service, says, service
 from tests.run.world import config
@@ -67,4 +67,4 @@ def with_judge(running: Service, *overrides: str) -> TrainConfig:
 
 def played(chosen: TrainConfig, data: Path, name: str = "all.jsonl") -> list[Trajectory]:
     """The episodes of the gold plans, in a file of the working directory."""
-    return list(read_trajectories(rollout(chosen, policy="gold", out=Path(name), data=data).path))
+    return list(read_trajectories(collect_rollouts(chosen, policy="gold", out=Path(name), data=data).path))

@@ -13,7 +13,7 @@ from mcpagent.errors import RunError, UserError
 from mcpagent.judge.check import JudgeCheck, cohen_kappa
 from mcpagent.run.judge_check import measure_judge
 from mcpagent.run.lifecycle import TrainOutcome
-from mcpagent.run.train import train
+from mcpagent.run.train import run_training
 from mcpagent.storage.trajectories import write_trajectories
 from tests.evaluate import records
 from tests.judge.judging import judged, judging, played, with_judge
@@ -100,7 +100,9 @@ def test_training_takes_a_judge_that_is_good_enough_on_its_tasks(
     def run(running: Service, *overrides: str, resume: bool = False) -> TrainOutcome:
         judge = ("judge.model=scripted", f"judge.base_url={running.url}")
         settings = ("training.max_steps=1", "reward.control=none", "health.enabled=false", *judge, *overrides)
-        return train(short_run(tiny_checkpoint, data, *settings), run_dir=tmp_path / "run", resume=resume)
+        return run_training(
+            short_run(tiny_checkpoint, data, *settings), run_dir=tmp_path / "run", resume=resume
+        )
 
     def refusal(running: Service, *overrides: str) -> UserError:
         with pytest.raises(UserError) as refused:

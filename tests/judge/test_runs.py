@@ -8,7 +8,7 @@ import pytest
 
 from mcpagent.errors import UserError
 from mcpagent.run.evaluate import evaluate_model, regrade
-from mcpagent.run.rollout import rollout
+from mcpagent.run.rollout import collect_rollouts
 from mcpagent.storage.trajectories import read_trajectories
 from tests.judge.judging import judged, judging, played, with_judge
 from tests.llm.service import API_KEY, Answer, service
@@ -25,8 +25,8 @@ def test_a_judge_is_named_and_asked_only_once_and_regrading_goes_by_what_it_said
     data = asking(tmp_path, count=4)
     with judging() as running:
         chosen = with_judge(running, "api.price_in=1", "api.price_out=10")
-        first = rollout(chosen, policy="gold", out=tmp_path / "a.jsonl", data=data)
-        again = rollout(chosen, policy="gold", out=tmp_path / "b.jsonl", data=data)
+        first = collect_rollouts(chosen, policy="gold", out=tmp_path / "a.jsonl", data=data)
+        again = collect_rollouts(chosen, policy="gold", out=tmp_path / "b.jsonl", data=data)
         regraded = regrade(tmp_path / "a.jsonl", config("reward.weights.success=1.6"), data=data)
         assert len(running.log) == 4
         assert {r.authorization for r in running.received} == {f"Bearer {API_KEY}"}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
-from mcpagent.run.train import train as train_run
+from mcpagent.run.train import run_training
 from recipes import grpo_minimal
 from tests.running import Python
 
@@ -38,7 +38,7 @@ def test_its_updates_are_those_of_the_trainer(tiny_checkpoint: Path, tmp_path: P
         "reward.control=random",  # an untrained model earns nothing that sets attempts apart
     ]
     config = load_train_config([resource_path("configs/quickstart.yaml")], overrides).config
-    outcome = train_run(config, run_dir=tmp_path / "run")
+    outcome = run_training(config, run_dir=tmp_path / "run")
     theirs = load_file(outcome.last_checkpoint / "adapter_model.safetensors")
 
     weights = []

@@ -16,8 +16,8 @@ from mcpagent.core.trajectory import StopReason, Trajectory, Turn
 from mcpagent.errors import UserError
 from mcpagent.reward.record import record_of
 from mcpagent.reward.rule import grade_by_rule
-from mcpagent.run.rollout import RolloutOutcome, rollout
-from mcpagent.run.train import train
+from mcpagent.run.rollout import RolloutOutcome, collect_rollouts
+from mcpagent.run.train import run_training
 from mcpagent.storage.datasets import read_tasks, write_jsonl
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.tools.setup import open_tools
@@ -51,7 +51,7 @@ def played(
 ) -> tuple[RolloutOutcome, list[Trajectory]]:
     overrides = (*overrides, f"tools.cassette={tmp_path / 'tape'}", f"tools.cassette_mode={mode}")
     config = load_train_config([], overrides, for_training=False).config
-    outcome = rollout(config, policy="gold", out=tmp_path / mode, data=data)
+    outcome = collect_rollouts(config, policy="gold", out=tmp_path / mode, data=data)
     return outcome, list(read_trajectories(outcome.path))
 
 
@@ -102,9 +102,9 @@ def test_a_state_that_no_recording_reached_fails_and_a_missing_set_up_is_unscore
     write_jsonl(tmp_path / "one.jsonl", [task])
     overrides = [f"tools.cassette={tmp_path / 'tape'}", "tools.cassette_mode=record"]
     config = load_train_config([], overrides, for_training=False).config
-    rollout(config, policy="gold", out=tmp_path / "gold", data=tmp_path / "one.jsonl")
+    collect_rollouts(config, policy="gold", out=tmp_path / "gold", data=tmp_path / "one.jsonl")
     strict = load_train_config([], [overrides[0], "tools.cassette_mode=strict"], for_training=False).config
-    silent = rollout(strict, policy="empty", out=tmp_path / "silent", data=tmp_path / "one.jsonl")
+    silent = collect_rollouts(strict, policy="empty", out=tmp_path / "silent", data=tmp_path / "one.jsonl")
     (trajectory,) = read_trajectories(silent.path)
     assert trajectory.is_success is False and silent.result.unscored == 0
     server = next(iter(task.truth.state))
@@ -112,7 +112,7 @@ def test_a_state_that_no_recording_reached_fails_and_a_missing_set_up_is_unscore
     document = json.loads((tmp_path / "one.jsonl").read_text())
     document["reward_spec"]["ground_truth"]["setup"] = {server: [call]}
     write_jsonl(tmp_path / "setup.jsonl", [document])
-    lost = rollout(strict, policy="gold", out=tmp_path / "lost", data=tmp_path / "setup.jsonl")
+    lost = collect_rollouts(strict, policy="gold", out=tmp_path / "lost", data=tmp_path / "setup.jsonl")
     assert (lost.result.unscored, lost.result.metrics["task_success"].value) == (1, 0.0)
 
 
@@ -182,7 +182,7 @@ def test_a_training_step_says_what_its_cassette_did(tiny_checkpoint: Path, tmp_p
                 "device=cpu",
             ],
         ).config
-        outcome = train(config, run_dir=tmp_path / name)
+        outcome = run_training(config, run_dir=tmp_path / name)
         return outcome.metrics["cassette"]
 
     # The untrained model calls nothing; the environment reads the end state of both episodes, once live.

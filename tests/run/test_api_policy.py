@@ -9,7 +9,7 @@ import pytest
 
 from mcpagent.core.trajectory import StopReason
 from mcpagent.run.evaluate import evaluate_model
-from mcpagent.run.rollout import rollout
+from mcpagent.run.rollout import collect_rollouts
 from mcpagent.storage.trajectories import read_trajectories
 from tests.llm.service import API_KEY, Answer, Received, error, says, service
 from tests.run.world import TRAIN, config
@@ -27,7 +27,7 @@ def test_a_rollout_and_an_evaluation_say_what_was_used_and_hold_no_key(tmp_path:
             f"api.base_url={running.url}", "data.max_tasks=3", "api.price_in=1", "api.price_out=10"
         )
         out = tmp_path / "all.jsonl"
-        outcome = rollout(chosen, policy="openai:m", out=out, data=TRAIN, samples=2)
+        outcome = collect_rollouts(chosen, policy="openai:m", out=out, data=TRAIN, samples=2)
         result = tmp_path / "result.json"
         evaluated = evaluate_model(chosen, model="openai:m", data=TRAIN, out=result)
     assert {r.body["model"] for r in running.received} == {"m"}

@@ -29,7 +29,7 @@ from mcpagent.run.evaluate import (
     read_evaluation,
     regrade,
 )
-from mcpagent.run.rollout import rollout
+from mcpagent.run.rollout import collect_rollouts
 from mcpagent.storage.checkpoints import choose_checkpoint, run_of, weights_sha256
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
@@ -133,7 +133,7 @@ def test_an_evaluation_that_could_score_nothing_says_why(tiny_checkpoint: Path, 
 
 def played(policy: str, tasks: list[Task], folder: Path) -> Path:
     data = dataset(folder / f"{policy}-tasks.jsonl", tasks)
-    return rollout(config(), policy=policy, data=data, out=folder / policy).path
+    return collect_rollouts(config(), policy=policy, data=data, out=folder / policy).path
 
 
 def test_gold_is_better_than_silence_on_every_task(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_tasks_of_one_name_are_told_apart_by_the_dataset_not_the_order(tmp_path:
     one, two = samples(count=2)
     forwards = played("gold", [one, two], tmp_path)
     data = dataset(tmp_path / "backwards.jsonl", [two, one])
-    backwards = rollout(config(), policy="gold", data=data, out=tmp_path / "backwards").path
+    backwards = collect_rollouts(config(), policy="gold", data=data, out=tmp_path / "backwards").path
     assert read_evaluation(forwards) == read_evaluation(backwards)
-    renamed = rollout(
+    renamed = collect_rollouts(
         config(),
         policy="gold",
         data=dataset(tmp_path / "renamed.jsonl", [with_id(one, "other"), two]),

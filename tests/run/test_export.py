@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from mcpagent.config.environment import resource_path
 from mcpagent.errors import UserError
 from mcpagent.run.export import export
-from mcpagent.run.train import train
+from mcpagent.run.train import run_training
 from mcpagent.storage.run_folder import RunFolder
 from tests.run.world import TRAIN, short_run
 
@@ -50,7 +50,7 @@ def lora_run(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) ->
         "optimization.learning_rate=0.1",
     )
     config = short_run(tiny_checkpoint, TRAIN, *settings, base=resource_path("configs/quickstart.yaml"))
-    return train(config, run_dir=tmp_path_factory.mktemp("lora") / "run").run_dir
+    return run_training(config, run_dir=tmp_path_factory.mktemp("lora") / "run").run_dir
 
 
 def load_plainly(folder: Path) -> dict[str, object]:

@@ -19,8 +19,8 @@ from mcpagent.errors import UserError
 from mcpagent.models.load import load_model
 from mcpagent.run.evaluate import evaluate_model
 from mcpagent.run.export import export
-from mcpagent.run.rollout import rollout
-from mcpagent.run.train import plan_run, train
+from mcpagent.run.rollout import collect_rollouts
+from mcpagent.run.train import plan_run, run_training
 from tests.run.test_sealed import configured
 from tests.run.world import TRAIN, fresh_adapters
 from tests.running import in_turn
@@ -140,8 +140,8 @@ def adapter(model: Path, tmp_path: Path) -> Path:
 READERS: dict[str, Callable[[Path, Path], object]] = {
     "load": lambda model, _: load_model(str(model), dtype=torch.float32, device=CPU),
     "eval": lambda model, _: evaluate_model(configured("x"), model=str(model)),
-    "rollout": lambda model, out: rollout(configured("x"), policy=str(model), out=out / "r.jsonl"),
-    "train": lambda model, out: train(configured(model), run_dir=out / "run"),
+    "rollout": lambda model, out: collect_rollouts(configured("x"), policy=str(model), out=out / "r.jsonl"),
+    "train": lambda model, out: run_training(configured(model), run_dir=out / "run"),
     "export": lambda model, out: export(model, out / "exported"),
 }
 

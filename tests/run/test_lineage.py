@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_model
 from mcpagent.run.export import export
-from mcpagent.run.train import train
+from mcpagent.run.train import run_training
 from mcpagent.storage.checkpoints import SEAL_FILE, seal
 from mcpagent.storage.lineage import LINEAGE_FILE, fingerprint
 from mcpagent.storage.run_folder import RunFolder
@@ -34,9 +34,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, data: 
     folder = tmp_path_factory.mktemp("made")
     shutil.copytree(tiny_checkpoint, folder / "base")
     sft = ("algorithm=sft", "training.eval_samples=0", "training.max_steps=3")
-    train(configured(folder / "base", data, *sft), run_dir=folder / "warm")
-    train(configured(folder / "warm", data), run_dir=folder / "going on")
-    train(configured(folder / "warm", data, "lora.r=4"), run_dir=folder / "merged")
+    run_training(configured(folder / "base", data, *sft), run_dir=folder / "warm")
+    run_training(configured(folder / "warm", data), run_dir=folder / "going on")
+    run_training(configured(folder / "warm", data, "lora.r=4"), run_dir=folder / "merged")
     return folder
 
 

@@ -13,7 +13,7 @@ import pytest
 from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
 from mcpagent.run.lifecycle import TrainOutcome, Watch
-from mcpagent.run.train import plan_run, train
+from mcpagent.run.train import plan_run, run_training
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from tests.run.world import dataset, samples, short_run
@@ -48,7 +48,7 @@ def terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def run(model: Path, folder: Path, *overrides: str, **options: Any) -> TrainOutcome:
     data = dataset(folder / "data" / "train.jsonl", samples(count=2))
     settings = ("rollout.group_size=4", "reward.control=none", *overrides)
-    return train(short_run(model, data, *settings), run_dir=folder / "run", **options)
+    return run_training(short_run(model, data, *settings), run_dir=folder / "run", **options)
 
 
 def test_a_run_trains_on_a_term_of_ones_own_and_its_records_name_it(

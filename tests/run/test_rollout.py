@@ -11,7 +11,7 @@ import pytest
 from mcpagent.core.tools import FailureKind
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-from mcpagent.run.rollout import RolloutOutcome, rollout
+from mcpagent.run.rollout import RolloutOutcome, collect_rollouts
 from mcpagent.storage.trajectories import read_trajectories
 from tests.env.world import make_task
 from tests.run.world import (
@@ -29,7 +29,7 @@ from tests.run.world import (
 
 def played(out: Path, *overrides: str, **options: object) -> tuple[RolloutOutcome, list[Trajectory]]:
     arguments = {"policy": "gold", "data": TRAIN, **options}
-    outcome = rollout(config(*overrides), out=out, **arguments)  # type: ignore[arg-type]
+    outcome = collect_rollouts(config(*overrides), out=out, **arguments)  # type: ignore[arg-type]
     return outcome, list(read_trajectories(outcome.path))
 
 

@@ -19,8 +19,8 @@ from mcpagent.errors import UserError
 from mcpagent.models.load import load_config, load_tokenizer
 from mcpagent.run.evaluate import evaluate_model
 from mcpagent.run.export import export
-from mcpagent.run.rollout import rollout
-from mcpagent.run.train import train
+from mcpagent.run.rollout import collect_rollouts
+from mcpagent.run.train import run_training
 from mcpagent.storage.run_folder import RunFolder
 from tests.run.world import SHORT, TRAIN, short_run
 from tests.storage.test_checkpoints import DAMAGES, flipped
@@ -35,8 +35,8 @@ def configured(model: Path | str, *overrides: str) -> TrainConfig:
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
     """A run of all weights, and one of adapters on its checkpoint."""
     folder = tmp_path_factory.mktemp("sealed")
-    train(configured(tiny_checkpoint, "finetune.mode=full"), run_dir=folder / "full")
-    train(configured(folder / "full", "finetune.mode=lora"), run_dir=folder / "lora")
+    run_training(configured(tiny_checkpoint, "finetune.mode=full"), run_dir=folder / "full")
+    run_training(configured(folder / "full", "finetune.mode=lora"), run_dir=folder / "lora")
     return folder
 
 
@@ -49,11 +49,13 @@ def runs(trained: Path, tmp_path: Path) -> Path:
 
 READERS: dict[str, Callable[[Path, Path], object]] = {
     "eval": lambda run, _: evaluate_model(configured("x"), model=str(run)),
-    "rollout": lambda run, out: rollout(configured("x"), policy=f"{run}@latest", out=out / "r.jsonl"),
+    "rollout": lambda run, out: collect_rollouts(
+        configured("x"), policy=f"{run}@latest", out=out / "r.jsonl"
+    ),
     "export": lambda run, out: export(run, out / "exported"),
     "export --merge": lambda run, out: export(run, out / "exported", merge=True),
     "smoke": lambda run, _: smoke(backend="hf", model=str(run), console=Console()),
-    "warm start": lambda run, out: train(configured(run), run_dir=out / "new"),
+    "warm start": lambda run, out: run_training(configured(run), run_dir=out / "new"),
     "tokenizer": lambda run, _: load_tokenizer(str(run)),
     "configuration": lambda run, _: load_config(str(run)),
 }
@@ -91,7 +93,7 @@ def test_a_resumed_run_refuses_a_damaged_state(runs: Path) -> None:
     flipped(RunFolder(runs / "full").checkpoint_dir(1), "trainer_state/optimizer.safetensors")
     config = load_train_config([runs / "full" / "config.yaml"], ["training.max_steps=2"]).config
     with pytest.raises(UserError, match=r"optimizer\.safetensors is not what was written"):
-        train(config, run_dir=runs / "full", resume=True)
+        run_training(config, run_dir=runs / "full", resume=True)
 
 
 def test_adapters_are_refused_where_their_base_is_damaged(trained: Path, tmp_path: Path) -> None:

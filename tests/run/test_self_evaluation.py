@@ -20,7 +20,7 @@ from mcpagent.run.evaluate import evaluate_model
 from mcpagent.run.export import export
 from mcpagent.run.lifecycle import TrainOutcome, Watch
 from mcpagent.run.self_evaluation import open_measured
-from mcpagent.run.train import train
+from mcpagent.run.train import run_training
 from mcpagent.storage.datasets import dataset_file
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> Path:
 
 def trained(model: Path | str, data: Path, folder: Path, *overrides: str, **options: Any) -> TrainOutcome:
     settings = ("training.batch_size=1", "training.eval_every=1", "training.eval_samples=1", *overrides)
-    return train(short_run(model, data / "train.jsonl", *settings), run_dir=folder, **options)
+    return run_training(short_run(model, data / "train.jsonl", *settings), run_dir=folder, **options)
 
 
 def stored(run: Path, name: str) -> JsonObject:
@@ -149,7 +149,7 @@ def test_a_resumed_run_is_measured_on_the_tasks_that_it_began_with(
     config = load_train_config(
         [run.run_dir / "config.yaml"], ["training.max_steps=2", "training.eval_tasks=2"]
     ).config
-    train(config, run_dir=run.run_dir, resume=True)
+    run_training(config, run_dir=run.run_dir, resume=True)
     assert stored(run.run_dir, "best")["tasks"].keys() == stored(run.run_dir, "untrained")["tasks"].keys()
 
 
@@ -160,7 +160,7 @@ def test_measuring_changes_no_weight_and_a_resumed_run_measures_what_is_missing(
     run = trained(tiny_checkpoint, data, tmp_path / "run", "training.max_steps=1")
     before = (run.run_dir / "eval" / "untrained.json").read_bytes()
     config = load_train_config([run.run_dir / "config.yaml"], ["training.max_steps=2"]).config
-    resumed = train(config, run_dir=run.run_dir, resume=True)
+    resumed = run_training(config, run_dir=run.run_dir, resume=True)
     assert (run.run_dir / "eval" / "untrained.json").read_bytes() == before
     last = int(resumed.best_checkpoint.name.removeprefix("step-"))
     assert stored(run.run_dir, "best")["provenance"]["step"] == last
@@ -168,7 +168,7 @@ def test_measuring_changes_no_weight_and_a_resumed_run_measures_what_is_missing(
         ours, theirs = (RunFolder(o.run_dir).checkpoint_dir(2) / name for o in (resumed, plain))
         assert ours.read_bytes() == theirs.read_bytes()
     shutil.rmtree(run.run_dir / "eval")
-    again = train(config, run_dir=run.run_dir, resume=True)
+    again = run_training(config, run_dir=run.run_dir, resume=True)
     assert stored(again.run_dir, "best")["provenance"]["step"] == last
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from mcpagent.models.load import load_tokenizer
 from mcpagent.run.evaluate import evaluate_model
-from mcpagent.run.rollout import rollout
+from mcpagent.run.rollout import collect_rollouts
 from mcpagent.storage.checkpoints import weights_sha256
 from mcpagent.storage.trajectories import read_trajectories
 from tests.run.world import SHORT, TRAIN, config
@@ -90,7 +90,7 @@ def test_a_rollout_uses_the_servers_where_the_backend_is_chosen_by_itself(
     sampling: tuple[str, type[_Sampling]], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     url, server = sampling
-    rollout(
+    collect_rollouts(
         config(*settings(url, tmp_path)),
         policy=str(tiny_checkpoint),
         out=tmp_path / "episodes.jsonl.zst",

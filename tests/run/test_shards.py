@@ -8,7 +8,7 @@ import pytest
 
 from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
-from mcpagent.run.rollout import rollout
+from mcpagent.run.rollout import collect_rollouts
 from mcpagent.storage.trajectories import read_trajectories
 
 DATA = Path(__file__).parents[2] / "data" / "samples" / "validation.jsonl"
@@ -17,7 +17,7 @@ SAMPLES = 2
 
 def played(out: Path, shard: tuple[int, int]) -> Path:
     config = load_train_config([], [], for_training=False).config
-    rollout(config, policy="gold", out=out, data=DATA, samples=SAMPLES, shard=shard)
+    collect_rollouts(config, policy="gold", out=out, data=DATA, samples=SAMPLES, shard=shard)
     return out
 
 

@@ -15,7 +15,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.run.evaluate import evaluate_model
 from mcpagent.run.export import export
-from mcpagent.run.train import train
+from mcpagent.run.train import run_training
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.train.batch.samples import sample_from_trajectory
@@ -50,9 +50,11 @@ def starts(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, data
     """What a run may begin with, each as a person would make it."""
     folder = tmp_path_factory.mktemp("starts")
     sft = ("algorithm=sft", "training.eval_samples=0")
-    train(configured(tiny_checkpoint, data, *sft), run_dir=folder / "warm")
-    train(configured(tiny_checkpoint, data, *sft, *MODES["full"]), run_dir=folder / "full")
-    train(configured(folder / "warm", data, "lora.r=8", "training.eval_samples=0"), run_dir=folder / "second")
+    run_training(configured(tiny_checkpoint, data, *sft), run_dir=folder / "warm")
+    run_training(configured(tiny_checkpoint, data, *sft, *MODES["full"]), run_dir=folder / "full")
+    run_training(
+        configured(folder / "warm", data, "lora.r=8", "training.eval_samples=0"), run_dir=folder / "second"
+    )
     export(folder / "warm", folder / "merged", merge=True)
     return {
         "base": tiny_checkpoint,
@@ -118,7 +120,7 @@ READERS: dict[str, Callable[[Path, Path, Path, tuple[str, ...]], Any]] = {
 def test_every_reader_has_the_logprobs_of_the_trainer(
     starts: dict[str, Path], data: Path, tmp_path: Path, start: str, mode: str
 ) -> None:
-    run = train(configured(starts[start], data, *MODES[mode]), run_dir=tmp_path / "run").run_dir
+    run = run_training(configured(starts[start], data, *MODES[mode]), run_dir=tmp_path / "run").run_dir
     apart = {
         name: furthest(read(run, data, tmp_path / f"reader {i}", MODES[mode]), run)
         for i, (name, read) in enumerate(READERS.items())
@@ -132,7 +134,7 @@ def test_every_reader_tells_the_model_to_call_tools_as_it_was_trained_to(
 ) -> None:
     """The template of the base asks for tags; the run was told otherwise, and whoever goes on is not."""
     sft = ("algorithm=sft", "training.eval_samples=0")
-    run = train(
+    run = run_training(
         configured(tiny_checkpoint, data, *sft, "rollout.tool_format=json"), run_dir=tmp_path / "run"
     ).run_dir
     readers = {
@@ -150,7 +152,7 @@ def test_every_reader_tells_the_model_to_call_tools_as_it_was_trained_to(
     assert {name: format_of(model) for name, model in readers.items()} == dict.fromkeys(readers, "json")
     assert format_of(tiny_checkpoint) == "auto"
     for i, model in enumerate(readers.values()):
-        later = train(configured(model, data, *sft), run_dir=tmp_path / f"later {i}").run_dir
+        later = run_training(configured(model, data, *sft), run_dir=tmp_path / f"later {i}").run_dir
         assert load_train_config([later / "config.yaml"]).config.rollout.tool_format == "json"
 
 
@@ -159,7 +161,7 @@ def test_an_evaluation_of_the_run_is_its_own_last_one_episode_by_episode(
     starts: dict[str, Path], data: Path, tmp_path: Path, shape: str
 ) -> None:
     config = configured(starts["adapters"], data, "training.eval_samples=1", "training.max_steps=2", shape)
-    run = train(config, run_dir=tmp_path / "run").run_dir
+    run = run_training(config, run_dir=tmp_path / "run").run_dir
     saved = load_train_config([run / "config.yaml"], ["rollout.temperature=0"], for_training=False).config
     out = tmp_path / "eval.json"
     evaluate_model(saved, model=str(run), data=data / "heldout.jsonl", out=out)
@@ -180,14 +182,14 @@ def test_the_kl_to_the_start_is_zero_before_the_first_update_and_grows_from_ther
     config = configured(
         starts["adapters"], data, "training.max_steps=3", "training.eval_samples=0", "grpo.kl_coef=0.01"
     )
-    whole = train(config, run_dir=tmp_path / "whole").run_dir
+    whole = run_training(config, run_dir=tmp_path / "whole").run_dir
     first, second, third = RunFolder.open(whole).metrics()
     assert first["kl"] == 0.0  # the reference is the start, to the bit
     assert second["kl"] > 1e-6
     # A run that is gone on with has the same reference: that of the start, not of its checkpoint.
     half = tmp_path / "half"
-    train(_with_steps(config, 2), run_dir=half)
-    train(config, run_dir=half, resume=True)
+    run_training(_with_steps(config, 2), run_dir=half)
+    run_training(config, run_dir=half, resume=True)
     assert RunFolder.open(half).metrics()[-1]["kl"] == third["kl"]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.run.train import train
+from mcpagent.run.train import run_training
 from mcpagent.synth.generate import write_splits
 from mcpagent.synth.templates.rules import generate_dataset
 from mcpagent.synth.templates.template import load_templates
@@ -40,6 +40,6 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> WarmStart:
             made = tools.io.run(generate_dataset(tools.pool, templates, counts={"train": 1600}, seed=0))
         write_splits(made.tasks, data, overwrite=True)
     if not finished.is_file():
-        outcome = train(config, run_dir=run)
+        outcome = run_training(config, run_dir=run)
         finished.write_text(str(outcome.last_checkpoint))
     return WarmStart(tasks, Path(finished.read_text()))

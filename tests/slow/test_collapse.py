@@ -8,7 +8,7 @@ import pytest
 
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.run.train import Watch, train
+from mcpagent.run.train import Watch, run_training
 from mcpagent.storage.checkpoints import damage
 from mcpagent.storage.run_folder import RunFolder, step_of
 from tests.slow.conftest import WarmStart
@@ -32,7 +32,7 @@ def test_a_hundredfold_learning_rate_is_stopped_with_the_reason_and_a_good_check
     ]
     config = load_train_config(preset, overrides).config
     notes: list[str] = []
-    outcome = train(config, run_dir=tmp_path / "run", watch=Watch(note=notes.append))
+    outcome = run_training(config, run_dir=tmp_path / "run", watch=Watch(note=notes.append))
     run = RunFolder.open(tmp_path / "run")
     rates = [record["success_rate"] for record in run.metrics()]
     print(f"{outcome.stop_reason} after step {outcome.steps}; success {rates}; {notes}")

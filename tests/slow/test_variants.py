@@ -10,7 +10,7 @@ import pytest
 
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import load_train_config
-from mcpagent.run.train import train
+from mcpagent.run.train import run_training
 from mcpagent.storage.run_folder import RunFolder
 from tests.slow.conftest import WarmStart
 
@@ -52,7 +52,7 @@ def sampled_success(warm: WarmStart, run: Path, *options: str) -> tuple[float, f
         [resource_path("configs/quickstart.yaml")],
         [*BASE, f"data.train={warm.tasks}", f"model.name={warm.checkpoint}", *options],
     ).config
-    train(config, run_dir=run)
+    run_training(config, run_dir=run)
     records = list(RunFolder.open(run).metrics())
     success = [r["success_rate"] for r in records]
     print(options, [round(s, 2) for s in success], round(sum(r["cpu_s"] for r in records)), "CPU s")

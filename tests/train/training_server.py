@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mcpagent.config.loader import load_train_config
-from mcpagent.run.train import Watch, train
+from mcpagent.run.train import Watch, run_training
 
 _WRITES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 
@@ -49,7 +49,7 @@ def _train(job: dict[str, Any]) -> None:
     if "kill_write" in job:
         sys.addaudithook(on_event)
     config = load_train_config([job["config"]], job["overrides"]).config
-    train(
+    run_training(
         config,
         run_dir=Path(job["run"]),
         resume=job["resume"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.trajectory import Completion
 from mcpagent.policy.contract import CompletionRequest, Sampling
-from mcpagent.run.train import train
+from mcpagent.run.train import run_training
 from mcpagent.train.load import load
 from mcpagent.train.sampler import open_sampler
 from tests.run.test_starts import configured
@@ -23,10 +23,12 @@ def test_episodes_of_a_checkpoint_have_the_logprobs_of_its_weights(checkpoint: P
     for split, part in (("train", samples(count=2)), ("heldout", samples(count=3)[2:])):
         dataset(tmp_path / "data" / f"{split}.jsonl", part)
     data = tmp_path / "data"
-    train(configured(checkpoint, data, "algorithm=sft", "training.eval_samples=0"), run_dir=tmp_path / "warm")
+    run_training(
+        configured(checkpoint, data, "algorithm=sft", "training.eval_samples=0"), run_dir=tmp_path / "warm"
+    )
     # The canary of the run itself compares vLLM with the trainer after its step.
     backend = ("rollout.backend=vllm", "rollout.max_context_tokens=1024")
-    run = train(
+    run = run_training(
         configured(tmp_path / "warm", data, "lora.r=4", "training.eval_samples=0", *backend),
         run_dir=tmp_path / "run",
     ).run_dir

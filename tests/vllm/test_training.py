@@ -13,7 +13,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.demo.warm_start import EmbeddedShape, build_model
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_tokenizer, save_model
-from mcpagent.run.train import train
+from mcpagent.run.train import run_training
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 
@@ -44,7 +44,7 @@ def run(
         *changes,
     ]
     config = load_train_config([resource_path("configs/quickstart.yaml")], settings).config
-    train(config, run_dir=folder, resume=resume)
+    run_training(config, run_dir=folder, resume=resume)
     return RunFolder.open(folder).metrics()
 
 
