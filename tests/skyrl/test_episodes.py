@@ -15,7 +15,7 @@ from skyrl.train.utils.trainer_utils import validate_generator_output
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Completion, StopReason
-from mcpagent.env.skyrl import EnvConfig, parse_config, start_servers
+from mcpagent.engines.skyrl.env import EnvConfig, parse_config, start_servers
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import Sampling

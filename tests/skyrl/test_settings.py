@@ -13,7 +13,7 @@ from skyrl.train.dataset import PromptDataset
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason, Trajectory
-from mcpagent.engines.skyrl.config import REFUSED
+from mcpagent.engines.skyrl.config import FOLLOWED
 from mcpagent.engines.skyrl.engine import ENGINE
 from mcpagent.engines.skyrl.record import RunRecorder, import_checkpoints, write_records
 from mcpagent.errors import UserError
@@ -39,7 +39,7 @@ def test_the_other_presets_are_refused_by_the_names_of_their_settings(preset: st
     config = load_train_config([ROOT / "configs" / f"{preset}.yaml"]).config
     with pytest.raises(UserError, match="SkyRL cannot do") as error:
         ENGINE.resolved(config, run_dir=tmp_path)
-    assert any(f"  {key} is " in str(error.value) for key in REFUSED)
+    assert any(f"  {key} is " in str(error.value) for key in FOLLOWED)
 
 
 def test_skyrls_dataset_reads_the_records(tmp_path: Path) -> None:

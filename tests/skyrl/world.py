@@ -14,9 +14,9 @@ from typing import Any
 from skyrl.train.generators.base import BatchMetadata, TrajectoryID
 
 from mcpagent.demo.warm_start import train_tokenizer
+from mcpagent.engines.skyrl.env import register
 from mcpagent.engines.skyrl.generator import MCPGenerator
 from mcpagent.engines.skyrl.task import skyrl_config
-from mcpagent.env.skyrl import register
 from mcpagent.env.tool_format import open_renderer
 
 ROOT = Path(__file__).parents[2]

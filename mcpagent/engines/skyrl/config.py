@@ -19,7 +19,7 @@ from mcpagent.errors import UserError
 from mcpagent.train.objective.value import VALUE_CLIP
 from mcpagent.train.settings import AUTO_TIS_CAP
 
-ENV_ID = "MCPToolEnv"  # of env.skyrl, which imports skyrl_gym
+ENV_ID = "MCPToolEnv"
 _NO_CLIPPING = 1e9  # SkyRL's optimiser always has a bound
 _MODELS = ("policy", "ref", "critic")
 _LOSSES = {
@@ -29,56 +29,46 @@ _LOSSES = {
     "gspo": ("gspo", "sequence_mean"),
     "cispo": ("cispo", "token_mean"),
 }
-# Settings, or whole sections, that have one value under SkyRL: their default, or those that are named.
-REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "algorithm": (
-        "SkyRL trains by GRPO and PPO here; make the warm start with engine native",
-        ("grpo",),
-    ),
-    "device": ("SkyRL trains on CUDA devices only", ("auto", "cuda")),
-    "model.attn_implementation": (
-        "SkyRL has flash_attention_2 and sdpa",
-        (None, "sdpa", "flash_attention_2"),
-    ),
-    "model.tokenizer": ("SkyRL takes that of the model", ()),
-    "finetune.mode": ("SkyRL has no 4-bit base: use lora or full", ("lora", "full")),
-    "grpo.advantage": (
-        "the turns' own credit does not reach SkyRL's estimators: use group",
-        ("group", "rloo", "reinforce++", "gae"),
-    ),
-    "grpo.overlong_penalty": ("no penalty for length is taken off SkyRL's rewards", ()),
-    "grpo.reference": ("SkyRL's reference is frozen", ("frozen", "none")),
-    "optimization.optimizer": ("SkyRL's optimiser is AdamW", ("adamw",)),
-    "training.patience": ("SkyRL ends a run after its steps only", ()),
-    "training.dynamic_sampling": (
-        "SkyRL's own counts failed episodes as zeros, and ends the run if its limit is reached",
-        (),
-    ),
-    "training.cpu_offload": ("skyrl.overrides sets SkyRL's own", ()),
-    "training.mixed_precision": ("SkyRL computes in bfloat16", ("no", "bf16")),
-    "budget": ("a Ray job has no such cap; use the scheduler's time limit", ()),
-    "rollout.backend": ("SkyRL samples with vLLM", ("auto", "vllm")),
-    "rollout.user_model": ("the environment says the tasks' own messages", ()),
-    "reward.weights": ("the environment grades by the default", ()),
-    "reward.terms": ("the environment grades by the default", ()),
-    "reward.control": ("control experiments are made with engine native", ("none",)),
-    "judge": ("the environment asks no judge", ()),
+# The values that SkyRL can follow of settings that it cannot follow everywhere; of a setting, or a whole
+# section, without any the default alone.
+FOLLOWED: dict[str, tuple[Any, ...]] = {
+    "algorithm": ("grpo",),
+    "device": ("auto", "cuda"),
+    "model.attn_implementation": (None, "sdpa", "flash_attention_2"),
+    "model.tokenizer": (),
+    "finetune.mode": ("lora", "full"),
+    "grpo.advantage": ("group", "rloo", "reinforce++", "gae"),  # no credit of turns reaches its estimators
+    "grpo.overlong_penalty": (),
+    "grpo.reference": ("frozen", "none"),
+    "optimization.optimizer": ("adamw",),
+    "training.patience": (),
+    "training.dynamic_sampling": (),  # SkyRL's own counts failed episodes as zeros
+    "training.cpu_offload": (),
+    "training.mixed_precision": ("no", "bf16"),
+    "budget": (),
+    "rollout.backend": ("auto", "vllm"),
+    "rollout.user_model": (),
+    "reward.weights": (),
+    "reward.terms": (),
+    "reward.control": (),
+    "judge": (),
 }
-IGNORED: dict[str, str] = {
-    "model.trust_remote_code": "SkyRL always runs the code that a model brings: trust it, or do not train it",
-    "vllm.tensor_parallel_size": "SkyRL places its engines",
-    "grpo.reference_update_every": "it belongs to ema: refused",
-    "grpo.value_loss_coef": "the critic is a model of its own, with a loss of its own",
-    "training.eval_samples": "SkyRL evaluates on the validation set alone; see mcpagent eval checkpoint",
-    "training.eval_tasks": "SkyRL evaluates on the validation set alone; see mcpagent eval checkpoint",
-    "training.collective_timeout_s": "the timeouts of Ray and NCCL hold",
-    "training.parallel": "SkyRL always has FSDP",
-    "training.deepspeed_config": "SkyRL always has FSDP",
-    "training.shard_size": "SkyRL spreads the weights over all of its workers",
-    "health": "its limits are of native metrics; what SkyRL measures is in metrics.jsonl",
-    "api": "no model behind an API plays in a run on SkyRL",
-    "sft": "it belongs to algorithm sft, which is refused",
-}
+# Settings without effect: what they are about is SkyRL's or Ray's own, or is not there.
+IGNORED = (
+    "model.trust_remote_code",  # SkyRL always runs the code that a model brings
+    "vllm.tensor_parallel_size",
+    "grpo.reference_update_every",
+    "grpo.value_loss_coef",  # the critic is a model of its own, with a loss of its own
+    "training.eval_samples",
+    "training.eval_tasks",
+    "training.collective_timeout_s",
+    "training.parallel",
+    "training.deepspeed_config",
+    "training.shard_size",
+    "health",
+    "api",
+    "sft",
+)
 
 
 def _settings(config: TrainConfig) -> JsonObject:
@@ -223,19 +213,27 @@ def _of_generator(config: TrainConfig) -> JsonObject:
     return {"trainer.max_prompt_length": prompt_tokens, **of_generator}
 
 
+def refusals(config: TrainConfig) -> list[str]:
+    """Return what of the run SkyRL cannot do, each with the setting, its value and the reason."""
+    problems = [f"{key} is {_shown(attrgetter(key)(config))}, but {why}" for key, why in _refused(config)]
+    taken = _overrides(config).keys() & _settings(config).keys() if not problems else ()
+    return problems + [
+        f"skyrl.overrides names {name}, which settings of mcpagent decide" for name in sorted(taken)
+    ]
+
+
 def _refused(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Settings that SkyRL cannot follow, each with the reason."""
-    for key, (why, accepted) in REFUSED.items():
+    for key, values in FOLLOWED.items():
         value_of = attrgetter(key)
-        if value_of(config) not in (accepted or (value_of(TrainConfig()),)):
-            yield key, why
+        accepted = values or (value_of(TrainConfig()),)
+        if value_of(config) not in accepted:
+            yield key, f"SkyRL follows {' or '.join(map(_shown, accepted))} alone"
     dtype, grpo = config.model.dtype, config.grpo
     is_theirs = dtype == "float32" and config.training.mixed_precision == "bf16"
     if dtype not in ("auto", "bfloat16") and not is_theirs:
-        yield (
-            "model.dtype",
-            "SkyRL holds float32 and computes bfloat16: set training.mixed_precision bf16",
-        )
+        why = "SkyRL holds float32 and computes bfloat16: set training.mixed_precision bf16"
+        yield "model.dtype", why
     if config.lora.alpha != int(config.lora.alpha):
         yield "lora.alpha", "SkyRL takes whole numbers"
     if config.rollout.engine_context <= config.rollout.max_new_tokens:
@@ -244,19 +242,8 @@ def _refused(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if grpo.loss == "gspo" and grpo.dual_clip is not None:
         yield "grpo.dual_clip", "SkyRL's gspo has no such bound: set it to null"
     if grpo.target_kl is not None and grpo.kl_estimator != "k1":
-        yield (
-            "grpo.target_kl",
-            "SkyRL adapts the coefficient of a KL in the reward only: grpo.kl_estimator k1",
-        )
-
-
-def refusals(config: TrainConfig) -> list[str]:
-    """Return what of the run SkyRL cannot do, each with the setting, its value and the reason."""
-    problems = [f"{key} is {_shown(attrgetter(key)(config))}, but {why}" for key, why in _refused(config)]
-    taken = _overrides(config).keys() & _settings(config).keys() if not problems else ()
-    return problems + [
-        f"skyrl.overrides names {name}, which settings of mcpagent decide" for name in sorted(taken)
-    ]
+        why = "SkyRL adapts the coefficient of a KL in the reward only: grpo.kl_estimator k1"
+        yield "grpo.target_kl", why
 
 
 def _overrides(config: TrainConfig) -> JsonObject:
@@ -275,13 +262,10 @@ def translate(config: TrainConfig) -> JsonObject:
 
 
 def idle(config: TrainConfig) -> list[str]:
-    """Settings that were given and have no effect under SkyRL, each with the reason."""
+    """Return the settings that were given and have no effect under SkyRL."""
     default = TrainConfig()
-    return [
-        f"{key} has no effect under SkyRL: {why}"
-        for key, why in IGNORED.items()
-        if attrgetter(key)(config) != attrgetter(key)(default)
-    ]
+    given = [key for key in IGNORED if attrgetter(key)(config) != attrgetter(key)(default)]
+    return [f"{key} has no effect under SkyRL" for key in given]
 
 
 def _shown(value: Any) -> str:

@@ -15,12 +15,20 @@ from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator, Trajec
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.trajectory import Completion, FinishReason, Trajectory
+from mcpagent.engines.skyrl.config import ENV_ID
 from mcpagent.engines.skyrl.credit import CUT, FAILED
+from mcpagent.engines.skyrl.env import (
+    EnvConfig,
+    episode_metrics,
+    parse_config,
+    start_servers,
+    task_of,
+)
 from mcpagent.env.offer import discovery
-from mcpagent.env.skyrl import ENV_ID, EnvConfig, episode_metrics, parse_config, start_servers, task_of
 from mcpagent.errors import EpisodeError, RunError
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
+from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.train.batch.samples import sample_from_trajectory
 from mcpagent.train.grpo import success_rate_of_all
@@ -127,8 +135,8 @@ class MCPGenerator(SkyRLGymGenerator):
             sampling=Sampling(max_new_tokens=max_tokens),
             limits=environment.limits(max_turns=self.max_turns),
             max_context_tokens=max_context,
-            discovery=discovery(environment.section),
-            reward=environment.reward,
+            discovery=discovery(environment.tools),
+            reward=load_reward(environment.reward),
         )
         trajectory: Trajectory | None = None
         async with self._slots:

@@ -21,10 +21,11 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.engines.skyrl.config import ENV_ID
 from mcpagent.engines.skyrl.credit import credit_batch, weigh_advantages
+from mcpagent.engines.skyrl.env import register
 from mcpagent.engines.skyrl.generator import MCPGenerator
 from mcpagent.engines.skyrl.record import RunRecorder
-from mcpagent.env.skyrl import ENV_ID, register
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder

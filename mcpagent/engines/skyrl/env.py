@@ -1,8 +1,8 @@
 """SkyRL adapters: an Episode behind `skyrl_gym`'s synchronous `BaseTextEnv`, MCP tools as a `ToolGroup`.
 
-This is the only module below the engines that imports skyrl_gym (half a CPU second). SkyRL calls `init`,
-`step` and `close` from a pool of threads and ends a whole generation at the first exception, so the episodes
-run on one I/O thread of this process, and a failing episode ends as an unscored one instead of raising.
+SkyRL calls `init`, `step` and `close` from a pool of threads and ends a whole generation at the first
+exception, so the episodes run on one I/O thread of this process, and a failing episode ends as an unscored
+one instead of raising.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 import skyrl_gym
@@ -31,55 +31,33 @@ from mcpagent.core.registry import ToolFormat
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
+from mcpagent.engines.skyrl.config import ENV_ID
 from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput, prompt_messages, search_turns
 from mcpagent.env.offer import discovery
 from mcpagent.errors import EpisodeError, UserError
-from mcpagent.reward.record import Reward
 from mcpagent.reward.terms import load_reward
 from mcpagent.storage.datasets import parse_task
 from mcpagent.tools.setup import Tools, open_tools
 
-ENV_ID = "MCPToolEnv"
-
 
 class EnvConfig(Record):
-    """The `env_config` of SkyRL (`environment.skyrl_gym.MCPToolEnv`). `tools` is the section of that name of
-    a run's configuration, as a whole; or its main settings stand here: `servers` is the path of an `mcp.json`
-    (None runs the built-in servers in this process), `limited` gives those their small tool sets.
-    `tool_format` is the dialect in which the model is told to call tools. `log_dir` gets what servers write
-    to stderr. `reward_weights` and `reward_terms` are those of the section `reward`."""
+    """The `env_config` of SkyRL (`environment.skyrl_gym.MCPToolEnv`). `tools` and `reward` are the sections
+    of a run's configuration, `tool_format` is the dialect in which the model is told to call tools, `log_dir`
+    gets what servers write to stderr."""
 
-    tools: ToolsConfig | None = None
-    servers: str | None = None
-    limited: bool = True
-    tool_timeout_s: float = 30.0
+    tools: ToolsConfig = ToolsConfig()
+    reward: RewardConfig = RewardConfig()
+    tool_format: ToolFormat = "auto"
     episode_timeout_s: float | None = None
     max_tool_calls: int = 64
     message_limit_chars: int = 1_000_000
-    tool_format: ToolFormat = "auto"
-    discovery: Literal["all", "search"] = "all"
-    pinned: tuple[str, ...] = ()
-    reward_weights: dict[str, float] = {}
-    reward_terms: tuple[str, ...] = ()
     log_dir: str | None = None
 
     @pydantic.model_validator(mode="after")
-    def _only_one_of_two(self) -> EnvConfig:
-        short = {"servers", "limited", "tool_timeout_s", "discovery", "pinned"} & self.model_fields_set
-        if self.tools is not None and short:
-            raise ValueError(f"{', '.join(sorted(short))} and the section tools say it twice")
+    def _every_weight_has_a_term(self) -> EnvConfig:
+        if self.reward.weightless:
+            raise ValueError(f"reward.weights names {', '.join(self.reward.weightless)}, which is no term")
         return self
-
-    @property
-    def section(self) -> ToolsConfig:
-        """Return the section `tools` in force."""
-        return self.tools or ToolsConfig(
-            servers=self.servers,
-            limited=self.limited,
-            timeout_s=self.tool_timeout_s,
-            discovery=self.discovery,
-            pinned=self.pinned,
-        )
 
     def limits(self, *, max_turns: int | None) -> EpisodeLimits:
         """Return the limits of an episode; `max_turns` is the generator's."""
@@ -89,23 +67,6 @@ class EnvConfig(Record):
             timeout_s=self.episode_timeout_s,
             message_limit_chars=self.message_limit_chars,
         )
-
-    @property
-    def reward(self) -> Reward:
-        """Return what grades an episode. Raises UserError."""
-        try:
-            section = RewardConfig(weights=self.reward_weights, terms=self.reward_terms)
-        except pydantic.ValidationError as error:
-            raise UserError(
-                "; ".join(describe(detail) for detail in error.errors()), where="env_config.reward_terms"
-            ) from None
-        if section.weightless:
-            raise UserError(
-                f"reward_weights names {', '.join(section.weightless)}, which is no term",
-                where="env_config.reward_weights",
-                remedy="name its function in reward_terms, or correct the name",
-            )
-        return load_reward(section)
 
 
 def register() -> None:
@@ -138,7 +99,7 @@ class MCPToolEnv(BaseTextEnv):
 
     async def _begin(self, task: Task, tools: Tools) -> tuple[list[dict[str, str]], dict[str, Any]]:
         limits = self._config.limits(max_turns=self._extras.get("max_turns"))
-        search = discovery(self._config.section)
+        search = discovery(self._config.tools)
         self.max_turns = min(task.truth.max_turns, limits.max_turns or task.truth.max_turns)
         if search is not None:
             self.max_turns += search_turns(task)
@@ -150,7 +111,7 @@ class MCPToolEnv(BaseTextEnv):
             episode_id=f"{task.id}#{uuid.uuid4().hex}",
             tool_format=self._config.tool_format,
             discovery=search,
-            reward=self._config.reward,
+            reward=load_reward(self._config.reward),
         )
         self._prompt = prompt_messages(task, limits.message_limit_chars)
         try:
@@ -284,12 +245,12 @@ _starting = threading.Lock()
 def start_servers(config: EnvConfig) -> Tools:
     """Start the servers that environments of this configuration share, if they are not running; they end
     with the process. Raises UserError if one does not start."""
-    key = config.section.model_dump_json()
+    key = config.tools.model_dump_json()
     with _starting:
         if key not in _started:
             stack = ExitStack()
             log_dir = None if config.log_dir is None else Path(config.log_dir)
-            _started[key] = stack.enter_context(open_tools(config.section, log_dir=log_dir))
+            _started[key] = stack.enter_context(open_tools(config.tools, log_dir=log_dir))
             atexit.register(stack.close)
         return _started[key]
 

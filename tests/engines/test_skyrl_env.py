@@ -11,7 +11,7 @@ import pytest
 import skyrl_gym
 from skyrl_gym.envs.registration import registry
 
-from mcpagent.env.skyrl import MCPToolEnv, MCPToolGroup, register
+from mcpagent.engines.skyrl.env import MCPToolEnv, MCPToolGroup, register
 from mcpagent.errors import UserError
 from tests.env.world import HISTORY, QUOTE, SEND, call
 
@@ -76,7 +76,7 @@ def test_tools_are_searched_for_through_skyrl_gym_too() -> None:
         "tool_sequence": [{**PLAN, "params": {"symbol": ticker}}],
         "final_answer": {"type": "number", "value": "${step1.price}"},
     }
-    env = made({**extras(**truth), "max_turns": 2}, {"discovery": "search", "pinned": ["slack"]})
+    env = made({**extras(**truth), "max_turns": 2}, {"tools": {"discovery": "search", "pinned": ["slack"]}})
     _, metadata = env.init(PROMPT)
     offered = [tool["function"]["name"] for tool in metadata["tools"]]
     assert offered[0] == "search_tools" and HISTORY in offered and QUOTE not in offered
@@ -168,7 +168,7 @@ def test_bad_records_and_configs_are_the_users_to_fix(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ground_truth is null"):
         made({"reward_spec": {}}).init(PROMPT)
     with pytest.raises(UserError, match="cannot read"):
-        made(extras(abstain=True), {"servers": str(tmp_path / "none.json")}).init(PROMPT)
+        made(extras(abstain=True), {"tools": {"servers": str(tmp_path / "none.json")}}).init(PROMPT)
 
 
 def test_registering_twice_is_harmless() -> None:
