@@ -24,11 +24,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import AutoTokenizer
 
 from benchmarks import models
+from benchmarks.bench import Bench
 from mcpagent.config.loader import load_train_config
 from mcpagent.policy.contract import CompletionRequest, Sampling
 from mcpagent.train.batch.samples import TrainSample
@@ -36,9 +37,6 @@ from mcpagent.train.learner.build import build_learner
 from mcpagent.train.load import load
 from mcpagent.train.sampler import open_sampler
 from mcpagent.train.update import UpdateSettings, update_policy
-
-if TYPE_CHECKING:
-    from benchmarks.gpu_checks import Bench
 
 _SCRIPT = Path(__file__).with_name("trl_step.py")
 _LIMIT = 0.5  # of TRL's seconds

@@ -26,7 +26,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.gpu_checks import CHECKS, Bench, Row
+from benchmarks.bench import Bench, Row
+from benchmarks.gpu_checks import CHECKS
 
 ROWS_FILE, TABLE_FILE = "acceptance.jsonl", "acceptance.md"
 _MARK = "acceptance row: "  # libraries write to standard output too

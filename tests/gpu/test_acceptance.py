@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.bench import Row
 from benchmarks.gpu import ROWS_FILE, TABLE_FILE, accept, table
-from benchmarks.gpu_checks import CHECKS, Row
+from benchmarks.gpu_checks import CHECKS
 from tests.house import ROOT
 
 pytestmark = [
