@@ -112,9 +112,9 @@ def _root(
 
     guard_process()
     if debug:
-        from mcpagent.storage import run_folder as run_log
+        import logging
 
-        run_log.is_debugging = True
+        logging.getLogger().setLevel(logging.DEBUG)  # `storage.run_folder.is_debugging`
     if version:
         from mcpagent import __version__
 
@@ -127,12 +127,13 @@ def run() -> None:
     limit_threads()
     if "serve" not in sys.argv[1:2]:  # a server ends as whoever started it asks
         listen()
-    if "--debug" in (words := sys.argv[1:]):  # it may stand anywhere
+    words = sys.argv[1:]
+    if "--debug" in words:  # it may stand anywhere
         words.remove("--debug")
-        sys.argv[1:] = ["--debug", *words]
+        words.insert(0, "--debug")
     gc.set_threshold(GC_THRESHOLD, 20, 50)
     try:
-        app()
+        app(args=words)
     except ModuleNotFoundError as error:
         from mcpagent.storage.packages import extra_with, missing_error
 
@@ -178,7 +179,7 @@ def _fail(error: MCPAgentError) -> NoReturn:
     from mcpagent.console import Console
 
     console = Console(is_json="--json" in sys.argv)
-    if "--debug" in sys.argv[1:2]:
+    if "--debug" in sys.argv:
         console.note(traceback.format_exc().rstrip())
     console.fail(error)
     sys.exit(error.exit_code)

@@ -207,7 +207,11 @@ def step_of(path: Path) -> int | None:
 
 # Libraries whose loggers hand nothing on to the root once they are set up.
 _OWN_HANDLERS = ("transformers", "huggingface_hub", "vllm")
-is_debugging = False  # set by --debug: tracebacks and all messages of libraries
+
+
+def is_debugging() -> bool:
+    """Return whether logs get tracebacks and all messages of libraries, as with `--debug`."""
+    return logging.getLogger().isEnabledFor(logging.DEBUG)
 
 
 class RunLog(logging.Handler):
@@ -215,7 +219,7 @@ class RunLog(logging.Handler):
     here but where it writes what counts."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(logging.DEBUG if is_debugging else logging.WARNING)
+        super().__init__(logging.DEBUG if is_debugging() else logging.WARNING)
         self.path = path
         self.step = 0
         self._latest: logging.LogRecord | None = None
@@ -234,7 +238,7 @@ class RunLog(logging.Handler):
             return  # it came by its library's logger and by the root
         self._latest = record
         text = f"{record.levelname.lower()} {record.name}: {record.getMessage()}"
-        if is_debugging and record.exc_info and record.exc_info[0] is not None:
+        if is_debugging() and record.exc_info and record.exc_info[0] is not None:
             text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
         self.write(text)
 
@@ -243,24 +247,20 @@ class RunLog(logging.Handler):
 def run_log(folder: Path) -> Iterator[RunLog]:
     """The log of the run in `folder`, which gets the warnings of libraries too and what ends the block."""
     log, root = RunLog(folder / "logs" / "run.log"), logging.getLogger()
-    level = root.level
     loggers = [root, *map(logging.getLogger, _OWN_HANDLERS)]
     for logger in loggers:
         logger.addHandler(log)
     logging.captureWarnings(True)
-    if is_debugging:
-        root.setLevel(logging.DEBUG)
     try:
         yield log
     except KeyboardInterrupt:
         log.write("interrupted")
         raise
     except Exception as error:
-        trace = traceback.format_exc().rstrip() if is_debugging else f"{type(error).__name__}: {error}"
+        trace = traceback.format_exc().rstrip() if is_debugging() else f"{type(error).__name__}: {error}"
         log.write(f"failed: {trace}")
         raise
     finally:
         logging.captureWarnings(False)
-        root.setLevel(level)
         for logger in loggers:
             logger.removeHandler(log)
