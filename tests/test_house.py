@@ -30,10 +30,10 @@ from mcpagent.synth.explore.rewrite import prompts
 from mcpagent.synth.llm.prompts import load_prompts
 from mcpagent.synth.templates.template import load_templates
 from tests.cli.base_environment import build_wheel
-from tests.house import PACKAGE, ROOT, foreign_imports, modules, nodes, own_imports
+from tests.house import PACKAGE, ROOT, foreign_imports, imports, modules, nodes, own_imports
 
 LAYERS = {
-    **dict.fromkeys(("", "errors", "interrupts", "core"), 0),  # "" is mcpagent itself: its version
+    **dict.fromkeys(("", "errors", "interrupts", "core", "parts"), 0),  # "" is mcpagent itself: its version
     **dict.fromkeys(("config", "storage", "console"), 1),
     **dict.fromkeys(("llm", "models"), 2),
     **dict.fromkeys(("tools", "reward", "policy"), 3),
@@ -75,6 +75,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {module: own_imports(path) - {module} for module, path in modules().items()}
     assert len(graph) > 50
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
+    benchmarks = {f"benchmarks.{path.stem}": path for path in (ROOT / "benchmarks").glob("*.py")}
+    graph = {
+        name: {each for each in benchmarks if any(f"{i}.".startswith(f"{each}.") for i in imports(path))}
+        for name, path in benchmarks.items()
+    }
+    assert any(graph.values())
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -148,7 +155,7 @@ def test_every_declared_dependency_is_imported() -> None:
 
 CORE = {
     *("core", "env", "reward", "rollout", "policy", "train", "tools", "config"),
-    *("errors", "interrupts", "console", "storage", "models", "llm"),  # below it
+    *("errors", "interrupts", "parts", "console", "storage", "models", "llm"),  # below it
 }
 
 
@@ -174,6 +181,22 @@ def test_the_reward_opens_no_file_and_asks_no_model() -> None:
     assert {module: rooms for module, rooms in imported.items() if rooms} == {
         "mcpagent.reward.terms": {"config"}
     }
+
+
+_PLACE = re.compile(r"mcpagent\.(\w+)[\w.]*(:\w+)?")
+
+
+def test_the_core_names_nothing_around_it_in_strings() -> None:
+    """A place that is loaded by its name is an import too; `parts` alone says where they are."""
+    named = {
+        f"{module} -> {node.value}"
+        for module, path in modules().items()
+        if _folder(module) in CORE - {"parts"}
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if (place := _PLACE.fullmatch(node.value)) and place[1] in LAYERS.keys() - CORE
+    }
+    assert named == set()
 
 
 _BUDGET = re.compile(r"^\| `mcpagent/(\S*?)/?` \|.*\| ([\d,]+) \|$", re.MULTILINE)
@@ -333,7 +356,7 @@ def test_every_template_loads() -> None:
 
 # "embedded" is also the name of the data behind the built-in servers (`tools.upstream`).
 NAMES_THE_DATA = {"config/schema.py", "servers/names.py"}
-KNOWS_THE_MODEL = {"config/named_parts.py"}  # the line that names its builder
+KNOWS_THE_MODEL = {"parts.py"}  # the line that names its builder
 
 
 def test_only_the_demonstration_and_one_line_know_of_the_embedded_model() -> None:

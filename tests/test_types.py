@@ -7,7 +7,7 @@ import typing
 import pytest
 
 from mcpagent import types
-from mcpagent.core.registry import ENGINES
+from mcpagent.engines import ENGINES
 from mcpagent.policy.scripted import ScriptedPolicy
 from mcpagent.reward.terms import ConfiguredReward
 from mcpagent.storage.datasets import TaskFile

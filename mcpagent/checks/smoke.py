@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from mcpagent.config.loader import load_train_config
-from mcpagent.config.named_parts import SMOKE_MODEL, model_builder
+from mcpagent.config.named_parts import model_builder
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.models.load import save_model
+from mcpagent.parts import SMOKE_MODEL
 from mcpagent.policy.backend import choose_backend
 from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling

@@ -12,11 +12,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-
-# Values of `model.name` that are built here instead of loaded, and their builders.
-MODEL_BUILDERS = {"embedded": "mcpagent.demo.warm_start:BUILDER"}
-# What `mcpagent smoke` proves a backend with if no model is named.
-SMOKE_MODEL = "embedded"
+from mcpagent.parts import MODEL_BUILDERS
 
 
 class ModelBuilder(Protocol):

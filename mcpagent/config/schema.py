@@ -27,7 +27,7 @@ from mcpagent.config.sections import (
     StringTuple,
     TrackingConfig,
 )
-from mcpagent.core.registry import AdvantageName, BackendName, EngineName, KLName, LossName, ToolFormat
+from mcpagent.core.registry import AdvantageName, BackendName, KLName, LossName, ToolFormat
 
 
 def _spelled(names: Mapping[str | bool, str]) -> BeforeValidator:
@@ -373,7 +373,7 @@ class TrainConfig(Section):
     algorithm: Literal["grpo", "sft"] = "grpo"
     # What trains: native is this process and torchrun's others, skyrl a Ray cluster (section skyrl). auto:
     # skyrl if it is installed with GPUs and can express the run, else native; a note says which.
-    engine: EngineName = "native"
+    engine: Literal["auto", "native", "skyrl"] = "native"
     seed: Count = 0
     output_dir: str = "outputs"
     # The run folder is output_dir/name; None: a name of its own, such as train-2026-11-22-a.

@@ -102,17 +102,10 @@ TRACKERS = Family(
         "tensorboard": "mcpagent.train.trackers:TensorBoard",  # event files
     },
 )
-ENGINES = Family(
-    "engine",  # engine: instances of `Engine`
-    {
-        "native": "mcpagent.engines:NATIVE",  # this process, or those of torchrun
-        "skyrl": "mcpagent.engines.skyrl.engine:ENGINE",  # SkyRL on a Ray cluster
-    },
-)
 
 # For annotations: pydantic sees the names, a type checker strings, since it cannot read a list.
 if TYPE_CHECKING:
-    AdvantageName = LossName = KLName = ToolFormat = BackendName = TrackerName = EngineName = str
+    AdvantageName = LossName = KLName = ToolFormat = BackendName = TrackerName = str
     RewardMethodName = str
 else:
     AdvantageName = Literal[tuple(ADVANTAGES)]
@@ -122,4 +115,3 @@ else:
     RewardMethodName = Literal[tuple(REWARD_METHODS)]
     BackendName = Literal[("auto", *BACKENDS)]
     TrackerName = Literal[tuple(TRACKERS)]
-    EngineName = Literal[("auto", *ENGINES)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.registry import ENGINES
+from mcpagent.core.registry import Family
 from mcpagent.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """One way to train. `name` is that of `core.registry.ENGINES`."""
+    """One way to train. `name` is that of `ENGINES`."""
 
     name: str
 
@@ -75,6 +75,13 @@ class NativeEngine:
 
 
 NATIVE = NativeEngine()
+ENGINES = Family(
+    "engine",  # engine: instances of `Engine`
+    {
+        "native": f"{__name__}:NATIVE",  # this process, or those of torchrun
+        "skyrl": f"{__name__}.skyrl.engine:ENGINE",  # SkyRL on a Ray cluster
+    },
+)
 
 
 def choose(config: TrainConfig, *, note: Callable[[str], None], is_dry_run: bool = False) -> Engine:

@@ -13,6 +13,7 @@ from mcpagent.config.named_parts import load_named
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
+from mcpagent.parts import BUILTIN_SERVERS
 from mcpagent.storage.atomic import write_text
 from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
 from mcpagent.tools.cassettes.tape import canonical, content_digest
@@ -163,7 +164,7 @@ def configured_servers(
 ) -> Sequence[ServerConfig]:
     """Return the user's mcp.json, or the built-in servers; `on_note` is told what of the file was skipped."""
     if config.servers is None:
-        start = load_named("mcpagent.servers.provider:builtin_servers", where="tools.builtin")
+        start = load_named(BUILTIN_SERVERS, where="tools.builtin")
         return start(config.builtin, limited=config.limited, upstream=config.upstream)
     loaded = load_servers(Path(config.servers))
     for note in loaded.notes:
