@@ -79,7 +79,7 @@ class Console:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person reads the result, rather than a program or a file."""
+        """Return True if a person reads the result, rather than a program or a file."""
         return self._out.is_terminal
 
     def print_json(self, value: Any) -> None:
@@ -207,8 +207,8 @@ def _drawn(table: Table) -> rich.table.Table:
 
 
 class ProgressRate:
-    """How much of the work is done, and how long the rest takes. What the first report counts was done
-    before, by an earlier process for example, and says nothing about the pace."""
+    """The share of the work that is done, and the time that the rest takes. What the first report counts was
+    done before, by an earlier process for example, and says nothing about the pace."""
 
     def __init__(self, total: int | None) -> None:
         self._total, self._done = total, 0

@@ -82,7 +82,8 @@ def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> 
 
 
 def _measured(tokenizer: Any, place: str, *, name: str) -> CheckResult:
-    """How easily the model begins a call of each format, and how many of its greedy turns hold one."""
+    """Measure how easily the model begins a call of each format, and how many of its greedy turns hold
+    one."""
     import torch
 
     from mcpagent.env.parsing import parse_action
@@ -265,7 +266,7 @@ def check_sandbox() -> CheckResult:
 
 @dataclass(frozen=True)
 class Started:
-    """What came of starting the servers; `tools` is None if one of them did not start."""
+    """The outcome of starting the servers; `tools` is None if one of them did not start."""
 
     checks: list[CheckResult]
     tools: list[ToolSpec] | None

@@ -273,7 +273,7 @@ class EnvCheckOutcome:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
+        """Return True if no check failed."""
         checks = (*self.checks, *(server.check for server in self.isolation))
         return all(check.status is not FAIL for check in checks)
 

@@ -162,7 +162,8 @@ _REPORT_INTERVAL_S = 0.5  # a bar that moves at every call would be a tenth of t
 
 @dataclass(kw_only=True)
 class BenchOutcome:
-    """What was measured. Latencies are those of the calls that succeeded, without waiting for a turn."""
+    """The measurements of a benchmark. Latencies are those of the calls that succeeded, without waiting for a
+    turn."""
 
     tool: str
     concurrency: int

@@ -74,7 +74,7 @@ def compare(
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """What evaluations of checkpoints and models share."""
+    """The options that evaluations of checkpoints and models share."""
 
     data: Data = None
     samples: Samples = 1

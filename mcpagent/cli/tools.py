@@ -47,7 +47,7 @@ _INDENT = " " * 10
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Which servers a command is about."""
+    """The servers that a command is about."""
 
     servers: Servers = None
     data: Annotated[

@@ -35,7 +35,7 @@ class TrainProgress:
 
     @property
     def watch(self) -> Watch:
-        """What the run reports to."""
+        """Return the watch that the run reports to."""
         from mcpagent.run.lifecycle import Watch
 
         return Watch(

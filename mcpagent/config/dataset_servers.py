@@ -35,8 +35,8 @@ _NOT_KEPT = frozenset({"cassette", "cassette_mode", "on_catalog_change"})
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetServers:
-    """What a dataset folder remembers: settings by resolved key, in which paths are absolute. `sha256` is the
-    hash that the file of `tools.servers` had."""
+    """The settings that a dataset folder remembers, by resolved key, in which paths are absolute. `sha256` is
+    the hash that the file of `tools.servers` had."""
 
     path: Path
     settings: Mapping[Key, Any]

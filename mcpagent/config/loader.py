@@ -115,7 +115,7 @@ def _leave_out_former_keys(of_run: Layer) -> None:
 
 
 def _environment_layer(settings: dict[Key, Setting], *, explicit: Collection[Key]) -> Layer:
-    """What the environment (or `.env`) says of keys that are not set."""
+    """Return the settings of the environment (or `.env`) for keys that are not set."""
     variables, trackers = environment(), settings.get(("tracking", "backends"))
     entries = []
     for name, dotted in ENVIRONMENT.items():

@@ -44,7 +44,7 @@ def _target_modules(value: Any) -> Any:
 
 
 class ModelConfig(Section):
-    """Which model is trained, and how it is held."""
+    """The model that is trained, and how it is held."""
 
     # A hub id, a path, or a model that mcpagent builds itself, for machines without a hub (`named_parts`).
     name: str = "Qwen/Qwen3-0.6B"
@@ -72,7 +72,8 @@ class ModelConfig(Section):
 
 
 class FinetuneConfig(Section):
-    """What is trained: adapters next to frozen weights (in 4 bits with qlora, on CUDA), or every weight."""
+    """The weights that are trained: adapters next to frozen weights (in 4 bits with qlora, on CUDA), or every
+    weight."""
 
     mode: Literal["lora", "qlora", "full"] = "lora"
 
@@ -148,7 +149,7 @@ class GrpoConfig(Section):
 
     @property
     def advantage_scale(self) -> Literal["group", "batch", "none"]:
-        """What advantages are divided by."""
+        """Return the set of rewards whose deviation divides the advantages."""
         if self.normalize_advantages is None:
             return "none" if self.loss == "dr_grpo" else "group"
         if self.normalize_advantages == "batch":
@@ -173,8 +174,8 @@ MAX_PASS_TOKENS = 8192
 
 
 class TrainingConfig(Section):
-    """How long, in steps. A step is what is collected with the same weights, from `batch_size` prompts, and
-    the updates made from it."""
+    """The length of training, in steps. A step is what is collected with the same weights, from `batch_size`
+    prompts, and the updates made from it."""
 
     # Prompts, each of them attempted rollout.group_size times; in supervised training demonstrations.
     batch_size: PositiveInt = 16
@@ -221,7 +222,7 @@ class TrainingConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How episodes are sampled."""
+    """The way in which episodes are sampled."""
 
     backend: BackendName = "auto"
     num_envs: PositiveInt = 64  # episodes at once
@@ -253,7 +254,7 @@ class ResetCall(Section):
 
 
 class ResetSection(Section):
-    """What brings a server back to the state that episodes begin in: the command, then the calls."""
+    """A reset of a server to the state that episodes begin in: the command, then the calls."""
 
     command: StringTuple = ()  # a program and its arguments
     calls: Annotated[tuple[ResetCall, ...], Field(strict=False)] = ()  # of the server's own tools
@@ -264,7 +265,7 @@ START_TIMEOUT_S = 60.0
 
 
 class ServerSection(Section):
-    """How one server is called; None is what `tools` says for all."""
+    """The way in which one server is called; None is what `tools` says for all."""
 
     timeout_s: PositiveFloat | None = None  # hard deadline of one call
     # Of one start (a cold npx or uvx takes up to 13 s on an idle machine); also how long a call waits, in
@@ -335,7 +336,7 @@ class RewardConfig(Section):
 
     @property
     def penalty_weight(self) -> float:
-        """Of the penalty while it is in force."""
+        """Return the weight of the penalty while it is in force."""
         return self.weights.get("penalty", -1.0)
 
     @property
@@ -345,7 +346,7 @@ class RewardConfig(Section):
 
     @property
     def term_names(self) -> list[str]:
-        """What the functions of `terms` are called in records: their own names."""
+        """Return the names of the functions of `terms` in records: their own."""
         return [place.partition(":")[2] for place in self.terms]
 
 

@@ -24,10 +24,10 @@ class Section(BaseModel):
 
 
 class ApiConfig(Section):
-    """How every model behind a Chat Completions API is asked: a policy `openai:NAME`, the judge, the user.
-    The key is OPENAI_API_KEY, from the environment or `.env`. All that the judge and the user were asked and
-    answered is kept in output_dir/api, so that nothing is asked twice. Caps are on what one of them is asked
-    in all, earlier runs included."""
+    """The way in which every model behind a Chat Completions API is asked: a policy `openai:NAME`, the judge,
+    the user. The key is OPENAI_API_KEY, from the environment or `.env`. All that the judge and the user were
+    asked and answered is kept in output_dir/api, so that nothing is asked twice. Caps are on what one of them
+    is asked in all, earlier runs included."""
 
     base_url: str | None = None  # of an OpenAI-compatible server; None: OpenAI's own
     max_in_flight: PositiveInt = 8  # requests at once
@@ -78,8 +78,8 @@ class HealthConfig(Section):
 
 
 class TrackingConfig(Section):
-    """Where metrics go next to metrics.jsonl. A backend that fails never stops the run. If a key is not set,
-    the environment or `.env` may say it, as each names; WANDB_ENTITY names the team."""
+    """The trackers that metrics go to next to metrics.jsonl. A backend that fails never stops the run. If a
+    key is not set, the environment or `.env` may say it, as each names; WANDB_ENTITY names the team."""
 
     backends: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
     project: Annotated[str, Field(min_length=1)] = "mcpagent"  # or WANDB_PROJECT

@@ -56,7 +56,7 @@ class Moment:
 
     @property
     def shape(self) -> tuple[bool, bool, bool]:
-        """Which of year, date and time it has."""
+        """Return which of year, date and time it has."""
         return bool(self.year), bool(self.date), bool(self.time)
 
     def cut(self, precision: str | None) -> Moment:

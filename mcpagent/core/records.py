@@ -66,7 +66,7 @@ class Metric(Record):
 
 
 class CheckStatus(StrEnum):
-    """How a check ended."""
+    """The outcome of a check."""
 
     PASS = "pass"
     WARN = "warn"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 
 class Family(dict[str, str]):
-    """Where each member is implemented (`module:attribute`), by its name, in the order in which they are
-    shown. `kind` says what they are, for errors."""
+    """A table of where each member is implemented (`module:attribute`), by its name, in the order in which
+    they are shown. `kind` says what they are, for errors."""
 
     def __init__(self, kind: str, places: Mapping[str, str]) -> None:
         super().__init__(places)

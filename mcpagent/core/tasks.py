@@ -78,8 +78,9 @@ AnswerType = Literal[
 
 
 class AnswerCheck(OpenRecord):
-    """How the final answer is judged, by the kind of thing that it is; the question states the form of it
-    (`mcpagent.core.answer_line`), and the answer line is read in that form (`mcpagent.reward.answer`).
+    """The rule by which the final answer is judged, by the kind of thing that it is; the question states the
+    form of it (`mcpagent.core.answer_line`), and the answer line is read in that form
+    (`mcpagent.reward.answer`).
 
     number: equals `value`, within `tolerance` (absolute); with `decimals`, it is rounded to that many. `unit`
     is what it is counted in. date: a date, a time or both, in ISO form; `precision` says how much of it.
@@ -105,8 +106,8 @@ class AnswerCheck(OpenRecord):
 
 
 class EvidenceFact(OpenRecord):
-    """What an episode must have seen before its answer: `value`, in what a result shows, of the thing that
-    `about` identifies. Each entry of `about` is an identifier, or several of the same thing; one of them
+    """A fact that an episode must have seen before its answer: `value`, in what a result shows, of the thing
+    that `about` identifies. Each entry of `about` is an identifier, or several of the same thing; one of them
     stands in the arguments of the call, or in the same record (object, row or line) as the value.
     """
 
@@ -137,7 +138,7 @@ class StateCheck(OpenRecord):
 
 
 class GroundTruth(OpenRecord):
-    """What a right episode looks like. Unknown fields are kept.
+    """The definition of a right episode. Unknown fields are kept.
 
     With `evidence` any calls that show its facts are a way to the answer, and `tool_sequence` is one of them;
     what is required besides are the calls of `success`, and those of the plan that write.
@@ -164,7 +165,7 @@ class GroundTruth(OpenRecord):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether no tool can do what is asked: the right answer is none, or a word without a call."""
+        """Return True if no tool can do what is asked: the right answer is none, or a word without a call."""
         check = self.final_answer
         return self.abstain or (
             not self.tool_sequence and check is not None and check.type in ("none", "abstention")

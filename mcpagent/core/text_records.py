@@ -125,7 +125,7 @@ def _parsed(text: str) -> tuple[dict[str, Any] | str | int | float, ...] | None:
 
 
 def _listed(lines: Sequence[str]) -> Sequence[_Record | str]:
-    """What a table, rows, blocks or items list; nothing if the lines are no list."""
+    """Return the records that a table, rows, blocks or items list; nothing if the lines are no list."""
     return next(filter(None, (reader(lines) for reader in (_table, _rows, _blocks, _items))), ())
 
 
@@ -137,7 +137,8 @@ def _body(lines: Sequence[str]) -> list[str]:
 
 
 def _one_thing(records: Sequence[_Record]) -> _Record | None:
-    """The one thing of which each row of a table gives a field and its value; None for other tables."""
+    """Return the one thing of which each row of a table gives a field and its value; None for other
+    tables."""
     if not records or len(records[0]) != 2 or [*records[0]][1] != "value":
         return None
     cells = [[*record.values()] for record in records]

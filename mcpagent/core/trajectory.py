@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """The reason why an episode ended."""
 
     ANSWERED = "answered"  # text without a call, and no user message remained
     MAX_TURNS = "max_turns"  # the task's limit of model turns
@@ -27,7 +27,7 @@ class StopReason(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended."""
+    """The reason why a completion ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -43,7 +43,7 @@ class PolicySpan(Record):
 
 
 class TokenUsage(Record):
-    """What a model behind an API used for one step; `cost_usd` is None if no prices are given."""
+    """The tokens that a model behind an API used for one step; `cost_usd` is None if no prices are given."""
 
     input_tokens: int
     output_tokens: int
@@ -71,8 +71,8 @@ class RewardTerm(Record):
 
 
 class Judgement(Record):
-    """What a model said of an episode. `identity` is that of the judge, `question_sha256` of what it was
-    asked. `verdict` None: it did not answer or cannot be read, and `fault` says why."""
+    """The verdict of a model about an episode. `identity` is that of the judge, `question_sha256` of what it
+    was asked. `verdict` None: it did not answer or cannot be read, and `fault` says why."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")  # records of older versions hold votes
 
@@ -85,8 +85,8 @@ class Judgement(Record):
 
 
 class SimulatedUser(Record):
-    """How a model that plays the user came to a message: why earlier ones were `rejected`, and whether the
-    script was said in the end."""
+    """The record of how a model that plays the user came to a message: the reasons why earlier ones were
+    `rejected`, and whether the script was said in the end."""
 
     model: str
     rejected: tuple[str, ...] = ()

@@ -220,7 +220,7 @@ def _asked_about(task: Task, constants: set[str]) -> set[str]:
 
 
 def _entities(task: Task, constants: set[str]) -> set[str]:
-    """What is asked about, and what the first call of a chain is told."""
+    """Return the values that are asked about, and those that the first call of a chain is given."""
     given = {
         format_value(value)
         for step in task.truth.tool_sequence
@@ -231,7 +231,7 @@ def _entities(task: Task, constants: set[str]) -> set[str]:
 
 
 def _names(task: Task, entities: set[str], constants: set[str]) -> bool:
-    """Whether the task is about one of the entities, or its user says one."""
+    """Return True if the task is about one of the entities, or its user says one."""
     said = "\n".join([task.prompt[-1].content, *task.truth.user_turns])
     return bool(_entities(task, constants) & entities) or any(stands_in(each, said) for each in entities)
 

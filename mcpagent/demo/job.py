@@ -63,10 +63,10 @@ class Stages:
 
 @dataclass
 class Progress:
-    """What is finished, by stage: seconds, and how long the ledger was when the stage began. `pace` is what
-    was measured of this machine under the settings of the user; `fitted` are the settings that follow
-    from it, `said_s` is how long all was said to take, `untrained_tasks` on how many the model is evaluated
-    as it is."""
+    """The stages that are finished: seconds, and how long the ledger was when the stage began. `pace` is what
+    was measured of this machine under the settings of the user; `fitted` are the settings that follow from
+    it, `said_s` is how long all was said to take, `untrained_tasks` on how many the model is evaluated as it
+    is."""
 
     path: Path
     seed: int
@@ -88,8 +88,8 @@ class Progress:
 
     @classmethod
     def at(cls, path: Path, *, seed: int, servers: str | None = None, model: str | None = None) -> Progress:
-        """That of an earlier call, or a new one. Raises UserError if that call had another seed, other
-        servers or another model."""
+        """Return the progress of an earlier call, or a new one. Raises UserError if that call had another
+        seed, other servers or another model."""
         if not path.is_file():
             return cls(path, seed, servers, model)
         progress = cls(path, **json.loads(path.read_text(encoding="utf-8")))
@@ -126,7 +126,7 @@ class QuickstartJob:
 
     @property
     def model_name(self) -> str:
-        """What the model is called in titles."""
+        """Return the name of the model in titles."""
         return "the embedded model" if self.pretrained is None else Path(self.pretrained.model).name
 
     @property

@@ -56,8 +56,8 @@ _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
 
 @dataclass(frozen=True)
 class Width:
-    """How many episodes a device plays at once, of which shape the step of GRPO is that is measured, and on
-    how many tasks an evaluation, greedy and sampled at once."""
+    """The number of episodes that a device plays at once, the shape of the step of GRPO that is measured, and
+    the number of tasks of an evaluation, greedy and sampled at once."""
 
     at_once: int
     shape: tuple[int, int]
@@ -131,7 +131,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What fits into the minutes, and the seconds of each part."""
+    """The work that fits into the minutes, and the seconds of each part."""
 
     warm_steps: int
     batch_size: int
@@ -145,7 +145,7 @@ class Plan:
 
     @property
     def total_s(self) -> float:
-        """Of all parts."""
+        """Return the seconds of all parts."""
         return sum(self.seconds.values())
 
     def settings(self, *, minutes: float) -> dict[str, list[str]]:
@@ -176,7 +176,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Around:
-    """What comes before and after GRPO in so many minutes."""
+    """The parts before and after GRPO in so many minutes."""
 
     warm_steps: int
     eval_tasks: int

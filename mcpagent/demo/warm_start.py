@@ -149,7 +149,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class EmbeddedBuilder:
-    """What the trainer asks of the embedded model (`config.named_parts.ModelBuilder`)."""
+    """The builder of the embedded model (`config.named_parts.ModelBuilder`)."""
 
     advice = (
         "warm it up first: mcpagent train --algo sft --config configs/warm_start.yaml --data DATA "
@@ -443,8 +443,8 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _fields(content: str) -> dict[str, str]:
-    """What the fields of a result say, by name as a person writes it: of the objects of JSON that are in no
-    list, or of lines."""
+    """Return the values of the fields of a result, by name as a person writes it: of the objects of JSON that
+    are in no list, or of lines."""
     values = _parsed(content)
     if isinstance(values, str):
         return {name: value for name, value in _LINE.findall(values) if value}

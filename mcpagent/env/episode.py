@@ -51,7 +51,8 @@ class EpisodeLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeStart:
-    """What the model sees first: messages `{"role", "content"}` and the schemas of the offered tools."""
+    """The first things that the model sees: messages `{"role", "content"}` and the schemas of the offered
+    tools."""
 
     messages: list[JsonObject]
     tool_schemas: tuple[JsonObject, ...]
@@ -59,10 +60,10 @@ class EpisodeStart:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """What one model step led to. `observations` (`{"role": "tool" | "user", "content"}`, results with a
+    """The outcome of one model step. `observations` (`{"role": "tool" | "user", "content"}`, results with a
     `name`) go to the model; `tool_results` has one result for each call, in order; `stop_reason` is set
-    exactly when `done`.
-    `tool_schemas` are those of tools that are offered from now on; an observation has them too."""
+    exactly when `done`. `tool_schemas` are those of tools that are offered from now on; an observation has
+    them too."""
 
     observations: list[JsonObject]
     done: bool

@@ -39,9 +39,9 @@ _RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class UserTurn:
-    """What a simulated user goes by: the `goal` is what the script has it say now, `said` what it has said
-    before, `heard` the assistant's last answer. `secrets` (`secrets_of` the task) and what the `results` of
-    this episode hold are not the user's to know unless the user said them, nor are the `tool_names`."""
+    """The situation of a simulated user: the `goal` is what the script has it say now, `said` what it has
+    said before, `heard` the assistant's last answer. `secrets` (`secrets_of` the task) and what the `results`
+    of this episode hold are not the user's to know unless the user said them, nor are the `tool_names`."""
 
     goal: str
     said: Sequence[str]

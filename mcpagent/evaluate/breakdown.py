@@ -58,7 +58,7 @@ class Slice(Record):
 
 
 class ErrorKind(Record):
-    """How many episodes failed in one way, and the id of the first of them."""
+    """The number of episodes that failed in one way, and the id of the first of them."""
 
     episodes: int
     example: str

@@ -51,8 +51,8 @@ class PairedDifference(Record):
 
 
 class TasksNeeded(Record):
-    """How many tasks like these, with as many attempts at each, find a difference (p < 0.05) in 4 of 5
-    comparisons if there is one.
+    """The number of tasks like these, with as many attempts at each, that find a difference (p < 0.05) in 4
+    of 5 comparisons if there is one.
 
     `for_seen` is for the difference that was seen, None if none was; `for_points` for one of `points`
     (0..1); `smallest` is what the tasks at hand find. None for a number that no count of tasks reaches."""

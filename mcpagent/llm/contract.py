@@ -36,7 +36,7 @@ class ChatRequest:
 
 
 class Finish(StrEnum):
-    """Why a model stopped."""
+    """The reason why a model stopped."""
 
     STOP = "stop"  # it was done
     LENGTH = "length"  # max_output_tokens, or the end of its context
@@ -56,7 +56,7 @@ class ChatReply:
 
 
 class FailureReason(StrEnum):
-    """Why a request has no answer."""
+    """The reason why a request has no answer."""
 
     RATE_LIMITED = "rate_limited"  # 429
     TIMED_OUT = "timed_out"  # no whole answer within the deadline

@@ -77,8 +77,8 @@ _NO_QUOTA = {"insufficient_quota", "billing_hard_limit_reached"}
 
 
 class Concessions:
-    """What the server has refused so far. `mode` is how the schema of an answer is asked for; `state` counts
-    the concessions, so that a request knows which of them it was sent with."""
+    """The features that the server has refused so far. `mode` is how the schema of an answer is asked for;
+    `state` counts the concessions, so that a request knows which of them it was sent with."""
 
     def __init__(self, *, on_note: Callable[[str], None]) -> None:
         self.mode = MODES[0]
@@ -163,9 +163,9 @@ def _message(error: openai.APIStatusError) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSettings:
-    """How a model is asked: where (`base_url` None is OpenAI's own), by which deadline of one attempt, its
-    whole answer, with how many requests at once and in a minute (None: no limit), and how often in all if a
-    failure may pass."""
+    """The way in which a model is asked: where (`base_url` None is OpenAI's own), by which deadline of one
+    attempt, its whole answer, with how many requests at once and in a minute (None: no limit), and how often
+    in all if a failure may pass."""
 
     model: str
     base_url: str | None = None

@@ -81,7 +81,7 @@ class Journal:
 
     @property
     def prefix(self) -> str:
-        """Of every key: two runs that ask for other things share no key."""
+        """Return the beginning of every key: two runs that ask for other things share no key."""
         return sha256(json.dumps(self._run, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -31,7 +31,8 @@ PUBLISHED = {
 
 
 def cache_elements(config: Any) -> int:
-    """Of the keys and values of one token, over all layers of a transformers configuration."""
+    """Return the number of elements in the keys and values of one token, over all layers of a transformers
+    configuration."""
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -48,10 +49,10 @@ class Architecture:
 
 
 def find_architecture(name: str, *, trust_remote_code: bool = False) -> Architecture:
-    """Of a model that mcpagent builds itself, a folder with a config.json (no weights needed), an adapter's
-    folder, or a hub id: from this machine, for the dense Qwen3 models as it was published, else that one file
-    from the hub (at most 5 s, never under HF_HUB_OFFLINE). Raises UserError for a path that is not a
-    model."""
+    """Find the architecture of a model that mcpagent builds itself, a folder with a config.json (no weights
+    needed), an adapter's folder, or a hub id: from this machine, for the dense Qwen3 models as it was
+    published, else that one file from the hub (at most 5 s, never under HF_HUB_OFFLINE). Raises UserError for
+    a path that is not a model."""
     if is_built(name):
         return Architecture(model_builder(name).architecture(), "built by mcpagent")
     if Path(name).expanduser().is_dir() or name.startswith((".", "/", "~")):

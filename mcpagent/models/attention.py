@@ -81,7 +81,8 @@ class PrefixTree:
 
     @cached_property
     def continued(self) -> list[tuple[slice, slice]]:
-        """Each segment that others continue, with a run of tokens below it: who attends to all of it."""
+        """Return each segment that others continue, with a run of tokens below it that attends to all of
+        it."""
         runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for siblings in self.sets:
             for ancestor in siblings.path:
@@ -178,10 +179,10 @@ def _has_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
 
 
 class _InParts(torch.autograd.Function):
-    """Each segment attends to itself, and what is below a segment to all of that: flash attention without a
-    mask or a copy of a key, merged by the log-sum-exp of the parts (Dao et al. 2022, arXiv 2205.14135,
-    section 3.1; ring attention, arXiv 2310.01889, does the same over devices). A part's backward pass with
-    the output and the log-sum-exp of the whole gives its share of the gradients."""
+    """Attention in parts: each segment attends to itself, and the segments below it to all of it: flash
+    attention without a mask or a copy of a key, merged by the log-sum-exp of the parts (Dao et al. 2022,
+    arXiv 2205.14135, section 3.1; ring attention, arXiv 2310.01889, does the same over devices). A part's
+    backward pass with the output and the log-sum-exp of the whole gives its share of the gradients."""
 
     @staticmethod
     def forward(

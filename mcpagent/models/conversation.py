@@ -96,7 +96,7 @@ class TurnEnd:
 
 
 class ChatFormat:
-    """What the chat template of one tokenizer does with conversations.
+    """The behaviour of one tokenizer's chat template with conversations.
 
     `control` are the tokenizer's control tokens, longest first. `is_told`: calls are taught in the system
     message, so that a turn with calls is text for the template. Raises UserError if the template's suffix
@@ -192,7 +192,7 @@ class ChatFormat:
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether the template shows the thought of the last assistant message."""
+        """Return True if the template shows the thought of the last assistant message."""
         thinking = self._if_rendered((_QUESTION, _ANSWERED))
         unthinking = self._if_rendered((_QUESTION, _UNTHINKING))
         return None not in (thinking, unthinking) and thinking != unthinking

@@ -227,9 +227,9 @@ def weight_sources(name: str, fits: Collection[str], **options: Any) -> Mapping[
 
 
 def check_weights(name: str, config: Any) -> None:
-    """What `load_model` refuses of a folder here without reading its weights: pickles, files that were cut
-    short, sizes other than those of `config`, its transformers configuration. A folder without any weights
-    passes: a plan needs none. Raises UserError."""
+    """Refuse what `load_model` refuses of a folder here, without reading its weights: pickles, files that
+    were cut short, sizes other than those of `config`, its transformers configuration. A folder without any
+    weights passes: a plan needs none. Raises UserError."""
     base = _base_of_adapter(name)
     for place in (name,) if base is None else (name, base.place):
         folder = _local_folder(place)

@@ -121,7 +121,7 @@ def is_about_memory(error: BaseException) -> bool:
 
 
 def _phase(error: BaseException) -> Phase | None:
-    """That of the innermost of our own frames that tells."""
+    """Return the phase of the innermost of our own frames that has one."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         module = str(frame.f_globals.get("__name__", ""))
         for prefix, phase in _PHASE_OF.items():

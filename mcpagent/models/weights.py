@@ -285,8 +285,8 @@ def _layers(names: Collection[str]) -> dict[str, set[int]]:
 
 
 def refuse_incomplete(info: Mapping[str, Any], name: str) -> None:
-    """What transformers found while it read the weights. Raises UserError if some of the model is not
-    theirs."""
+    """Check what transformers found while it read the weights. Raises UserError if some of the model is not
+    in them."""
     missing = sorted(info["missing_keys"])
     if not missing:
         return

@@ -57,7 +57,8 @@ Scorer = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], float], Seq
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """Of `tensors` that were read back from the engines, those that are not what the trainer sent."""
+    """The number of `tensors` that were read back from the engines, and those that are not what the trainer
+    sent."""
 
     tensors: int
     differing: tuple[str, ...] = ()
@@ -118,9 +119,9 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Noise:
-    """What the first proof of a run measured: how many tokens the sampler `repeated`, and as root mean
-    squares in nats the mismatch of correct engines, and what sampler and trainer differ by when each does
-    the same twice."""
+    """The measurements of the first proof of a run: how many tokens the sampler `repeated`, and as root mean
+    squares in nats the mismatch of correct engines, and what sampler and trainer differ by when each does the
+    same twice."""
 
     repeated: int
     mismatch: float
@@ -131,7 +132,7 @@ class _Noise:
 
 @dataclass(frozen=True)
 class _Change:
-    """How the sampler (`e`) and the trainer (`d`) moved on the same tokens since the proof before."""
+    """The change of the sampler (`e`) and of the trainer (`d`) on the same tokens since the proof before."""
 
     tokens: int
     sampler: float  # root mean squares
@@ -300,7 +301,8 @@ _REMEDY = (
 
 
 def _change(before: _Reading, now: _Reading) -> _Change | None:
-    """None if no token was sampled twice, or the trainer gives every one the logprob that it had."""
+    """Return the change since `before`; None if no token was sampled twice, or the trainer gives every one
+    the logprob that it had."""
     same = _common(now.tokens, before.tokens)
     sampler = _differences(now.sampler, before.sampler, same)
     trainer = _differences(now.trainer, before.trainer, same)
@@ -314,7 +316,7 @@ def _change(before: _Reading, now: _Reading) -> _Change | None:
 
 
 def _common(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]]) -> list[int]:
-    """Of each pair of rows how many tokens they begin with together: those have the same context."""
+    """Return for each pair of rows how many tokens they begin with together: those have the same context."""
     lengths: list[int] = []
     for one, other in zip(a, b, strict=True):
         apart = (i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y)

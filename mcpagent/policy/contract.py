@@ -12,7 +12,7 @@ from mcpagent.core.trajectory import Completion
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to sample. Training uses temperature only: top-p would bias the importance ratio."""
+    """The settings of sampling. Training uses temperature only: top-p would bias the importance ratio."""
 
     max_new_tokens: int = 256
     temperature: float = 1.0  # 0 is greedy

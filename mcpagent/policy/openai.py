@@ -157,7 +157,8 @@ class _Call:
         return f"<tool_call>\n!{shown}\n</tool_call>"
 
     def as_message(self) -> JsonObject:
-        """As it goes back. Servers parse the arguments of their own history, and fail if they cannot."""
+        """Return the message in which it goes back. Servers parse the arguments of their own history, and
+        fail if they cannot."""
         arguments = "{}" if self.arguments is None else json.dumps(self.arguments)
         return {
             "id": self.id,

@@ -56,7 +56,7 @@ def _truncate(probabilities: torch.Tensor, settings: Sequence[Sampling]) -> torc
 
 @dataclass(eq=False)
 class OpenTurn:
-    """What was asked and what has been sampled of it; make it with `begin`."""
+    """A request and what has been sampled for it; make it with `begin`."""
 
     request: CompletionRequest
     uniforms: list[float]  # one for each token that may be sampled

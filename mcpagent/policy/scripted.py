@@ -74,8 +74,8 @@ class ScriptedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class _Flaw:
-    """How an imperfect demonstration departs from the plan: it stops after `steps` calls, or it calls `tool`
-    in place of its only one. Neither is the perfect one."""
+    """The way in which an imperfect demonstration departs from the plan: it stops after `steps` calls, or it
+    calls `tool` in place of its only one. Neither is the perfect one."""
 
     steps: int | None = None
     tool: str | None = None

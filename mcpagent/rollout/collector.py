@@ -46,8 +46,8 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What all episodes of a collection share. `max_context_tokens` None: no limit (text policies);
-    `discovery` None: all tools of a task are offered at once."""
+    """The settings that all episodes of a collection share. `max_context_tokens` None: no limit (text
+    policies); `discovery` None: all tools of a task are offered at once."""
 
     sampling: Sampling
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)

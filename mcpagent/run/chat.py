@@ -74,7 +74,7 @@ class _Gate:
 
 
 class Conversation:
-    """What was said so far, and who goes on with it. `calls` are all that were made or refused, `stopped` is
+    """The messages so far, and who goes on with them. `calls` are all that were made or refused, `stopped` is
     why the last question got no answer."""
 
     def __init__(

@@ -142,8 +142,8 @@ def _short(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written. `kind` is model or adapter; `why` says how the checkpoint was chosen from a run;
-    `data` is the file that the run was judged on, FILE if none is known."""
+    """A checkpoint that was written. `kind` is model or adapter; `why` says how the checkpoint was chosen
+    from a run; `data` is the file that the run was judged on, FILE if none is known."""
 
     out: Path
     checkpoint: Path

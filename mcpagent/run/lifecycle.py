@@ -31,9 +31,10 @@ _FEW_STEPS = 40  # a run of so few steps that succeeds at nothing says nothing a
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What a run reports while it goes on; every part may be left out. `on_folder` gets the run folder once
-    that is settled, `on_start` the steps that are done already and those of the whole run, `on_part` how much
-    is done of a part that takes long: episodes, an update, an evaluation, the demonstrations."""
+    """The functions that a run reports to while it goes on; every part may be left out. `on_folder` gets the
+    run folder once that is settled, `on_start` the steps that are done already and those of the whole run,
+    `on_part` how much is done of a part that takes long: episodes, an update, an evaluation, the
+    demonstrations."""
 
     on_folder: Callable[[Path], None] = lambda _: None
     on_start: Callable[[int, int], None] = lambda _done, _total: None
@@ -63,7 +64,7 @@ def logged(watch: Watch, log: RunLog) -> Watch:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOutcome:
-    """How a run ended. `best_checkpoint` is the last one if nothing was evaluated; `success` is what
+    """The outcome of a run. `best_checkpoint` is the last one if nothing was evaluated; `success` is what
     `mcpagent runs` shows."""
 
     run_dir: Path
@@ -76,7 +77,7 @@ class TrainOutcome:
 
     @property
     def advice(self) -> str | None:
-        """What to do about a run that was too short to teach anything; None if it was not."""
+        """Return what to do about a run that was too short to teach anything; None if it was not."""
         if self.success != 0.0 or self.steps >= _FEW_STEPS:
             return None
         return (
@@ -86,7 +87,7 @@ class TrainOutcome:
 
     @property
     def is_ill(self) -> bool:
-        """Whether the health callback ended the run."""
+        """Return True if the health callback ended the run."""
         return self.stop_reason.startswith("health: ")
 
 

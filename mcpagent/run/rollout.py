@@ -23,8 +23,8 @@ from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file, write_tr
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOutcome:
-    """What was collected and where it lies. `tokens` is None for a policy that works on text; `nonces` counts
-    the results that servers gave, and those that carry the stamp of a built-in server."""
+    """The episodes that were collected, and where they lie. `tokens` is None for a policy that works on text;
+    `nonces` counts the results that servers gave, and those that carry the stamp of a built-in server."""
 
     path: Path
     tokens: Path | None

@@ -81,7 +81,7 @@ class SelfEvaluation:
 
     @property
     def episodes_at_once(self) -> int:
-        """How many of its episodes can run at the same time."""
+        """Return how many of its episodes can run at the same time."""
         return min(self.config.rollout.num_envs, len(self._tasks) * self.config.training.eval_samples)
 
     @cached_property

@@ -170,8 +170,8 @@ def open_session(
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a run needs other than servers and weights, all of it checked. `validation` is None if the run
-    never evaluates."""
+    """Everything that a run needs other than servers and weights, all of it checked. `validation` is None if
+    the run never evaluates."""
 
     tasks: TaskFile
     validation: TaskFile | None

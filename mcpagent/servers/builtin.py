@@ -91,7 +91,7 @@ class BuiltinTool:
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """Where a server's answers come from. `open` gives one client an object with a method for each tool;
+    """The source of a server's answers. `open` gives one client an object with a method for each tool;
     `redact` takes keys out of every text that leaves the server."""
 
     open: Callable[[], AbstractAsyncContextManager[Any]]

@@ -10,7 +10,7 @@ BUILTIN_NAMES = (*DATA_SERVERS, "python")
 
 
 class UpstreamKind(StrEnum):
-    """Where a server's answers come from."""
+    """The source of a server's answers."""
 
     EMBEDDED = "embedded"  # the data set that ships with mcpagent
     LIVE = "live"  # the real web services, with the user's keys

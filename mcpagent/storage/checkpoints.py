@@ -114,8 +114,8 @@ def _split(path: Path) -> tuple[Path, str | None]:
 
 
 def _best_step(latest: Path) -> int | None:
-    """What the state of the run's latest checkpoint says: the step of the best evaluation, or of the last
-    healthy weights if the run ended ill; None if it says neither. Raises UserError if that is
+    """Return what the state of the run's latest checkpoint says: the step of the best evaluation, or of the
+    last healthy weights if the run ended ill; None if it says neither. Raises UserError if that is
     damaged."""
     path = latest / STATE_FILE
     if not path.exists() and not (latest / SEAL_FILE).exists():

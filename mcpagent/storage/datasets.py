@@ -71,7 +71,7 @@ def _remedy(split: str) -> str:
 
 
 def _or_without(split: str) -> str:
-    """What else a training run may do if its validation tasks are missing."""
+    """Return what else a training run may do if its validation tasks are missing."""
     return "; training does without: --set training.eval_every=0" if split == "validation" else ""
 
 

@@ -117,7 +117,7 @@ _SPACES = re.compile(r"[ \t\r\n]*+")
 
 
 class Located(NamedTuple):
-    """What begins on a line: an object, or what is wrong with it."""
+    """A line, and the object that begins on it or what is wrong with it."""
 
     line: int
     record: JsonObject | UserError

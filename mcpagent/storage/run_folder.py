@@ -85,7 +85,7 @@ class RunFolder:
 
     @property
     def manifest(self) -> JsonObject:
-        """What the run was made with: versions, data, catalog, seeds. Raises UserError."""
+        """Return what the run was made with: versions, data, catalog, seeds. Raises UserError."""
         path = self.path / "manifest.json"
         try:
             return json.loads(path.read_text(encoding="utf-8"))
@@ -152,7 +152,7 @@ class RunFolder:
                     path.unlink()
 
     def trajectory_stem(self, step: int) -> Path:
-        """Where `write_trajectories` puts the episodes of a step."""
+        """Return where `write_trajectories` puts the episodes of a step."""
         return self.trajectories / step_name(step)
 
     def checkpoint_dir(self, step: int) -> Path:

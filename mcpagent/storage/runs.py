@@ -75,7 +75,7 @@ class RunSession:
         self._write("running", ended_at=None)
 
     def end(self, reason: str, *, has_failed: bool = False) -> None:
-        """Why it ends, if no exception says so."""
+        """Keep why the run ends, if no exception says so."""
         self.state, self.reason = ("failed" if has_failed else "finished"), reason
 
     def close(self, error: BaseException | None) -> None:
@@ -157,7 +157,7 @@ def new_session(
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """How a run stands. `success` is that on the held-out tasks after training, else the best on the
+    """The state of a run. `success` is that on the held-out tasks after training, else the best on the
     validation set, else that of its last step's episodes; `success_of` says which."""
 
     name: str
@@ -229,7 +229,7 @@ def success_of(run: RunFolder) -> tuple[float | None, Literal["heldout", "valida
 
 
 def _state(status: JsonObject) -> RunState:
-    """Of a run that no process writes: a killed one leaves "running"."""
+    """Return the state of a run that no process writes: a killed one leaves "running"."""
     state = status.get("state")
     return state if state in ("finished", "failed") else "interrupted"
 

@@ -11,7 +11,8 @@ from mcpagent.tools.metrics import PoolMetrics
 
 
 class Purpose(StrEnum):
-    """Who makes a call. Travels in the request's `_meta`, so that a server's ledger can tell them apart."""
+    """The maker of a call. It travels in the request's `_meta`, so that a server's ledger can tell them
+    apart."""
 
     EPISODE = "episode"  # the model
     SETUP = "setup"  # the environment, before the episode

@@ -95,7 +95,7 @@ class OpenFailed(Exception):
 
 
 class ServerEnded(Exception):
-    """How a server ended by itself. `is_lasting` if it would do so again at once."""
+    """The end of a server by itself. `is_lasting` if it would do so again at once."""
 
     def __init__(self, text: str, *, is_lasting: bool = False) -> None:
         super().__init__(text)

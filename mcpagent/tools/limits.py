@@ -73,7 +73,7 @@ FAILURES_TO_OPEN = 5
 
 
 class BreakerState(StrEnum):
-    """What happens to a call of the server."""
+    """The state of the breaker, which decides about calls of the server."""
 
     CLOSED = "closed"  # it is made; after a failure it waits out the backoff
     OPEN = "open"  # it fails at once

@@ -124,10 +124,10 @@ def _marks(servers: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Tools:
-    """What episodes call, and the thread that it lives on. `pool` are the started servers, or the `cassette`
-    around or instead of them if there is one. `own_state` are the servers of which each session finds the
-    state as it was configured: by a copy, a reset or a process of its own; `own_instances` are those of them
-    that need no reset, so that a session which stays open holds up no other."""
+    """The tools that episodes call, and the thread that they live on. `pool` are the started servers, or the
+    `cassette` around or instead of them if there is one. `own_state` are the servers of which each session
+    finds the state as it was configured: by a copy, a reset or a process of its own; `own_instances` are
+    those of them that need no reset, so that a session which stays open holds up no other."""
 
     io: IOThread
     pool: PinnedTools

@@ -26,8 +26,8 @@ from mcpagent.train.weight_sync import RolloutEngine
 
 @dataclass(frozen=True, kw_only=True)
 class ActorSettings:
-    """How an actor plays: `group_size` attempts at each task, `concurrency` episodes at once, in turn
-    barriers if it is `deterministic`."""
+    """The way in which an actor plays: `group_size` attempts at each task, `concurrency` episodes at once, in
+    turn barriers if it is `deterministic`."""
 
     agent: AgentSettings
     group_size: int
@@ -38,7 +38,7 @@ class ActorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorRecords:
-    """Where the episodes of an actor are counted and kept: `ledger` is that of the servers' calls,
+    """The places where the episodes of an actor are counted and kept: `ledger` is that of the servers' calls,
     `tool_metrics` gives what the tools have counted since it was last asked, `on_part` is told how far the
     episodes of a step or an evaluation are, `on_validation` gets its step and its episodes, in the first
     process."""
@@ -110,7 +110,7 @@ class LocalActor:
 
     @property
     def ledger_bytes(self) -> int:
-        """How much the servers have written to their ledger so far."""
+        """Return how much the servers have written to their ledger so far."""
         ledger = self._records.ledger
         return _size(ledger) if ledger is not None else 0
 
@@ -225,8 +225,8 @@ class DriftCallback:
 
 
 def episode_drift(renderer: Renderer, episode: Trajectory) -> TokenDrift:
-    """Of the context in which the last turn was sampled. Raises UserError if the template does not render
-    that conversation."""
+    """Return the drift of the context in which the last turn was sampled. Raises UserError if the template
+    does not render that conversation."""
     # The tools are left out on both sides: a trajectory does not hold them, and they stand still.
     kept = list(renderer.prompt_ids(episode.prompt, ()))
     messages = list(episode.prompt)

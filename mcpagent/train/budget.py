@@ -20,7 +20,7 @@ from mcpagent.tools.metrics import PoolMetrics, ServerMetrics, ToolMetrics
 
 @dataclass
 class Spent:
-    """Of a whole run, its resumed parts included."""
+    """The spending of a whole run, its resumed parts included."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0

@@ -49,8 +49,8 @@ class ModelShape:
 
 
 def shape_of(config: Any, lora: LoraConfig, *, where: str = MODEL_FILE) -> ModelShape:
-    """Of a transformers configuration, which errors call `where`: the architecture is built on the meta
-    device. Raises UserError if it cannot be."""
+    """Return the shape of a transformers configuration, which errors call `where`: the architecture is built
+    on the meta device. Raises UserError if it cannot be."""
     model = meta_model(config, where=where)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -91,7 +91,7 @@ def trained_parameters(config: TrainConfig, shape: ModelShape) -> int:
 
 
 def _master_bytes(config: TrainConfig, shape: ModelShape, itemsize: int) -> int:
-    """Of the optimiser's own copies of weights that are narrower than float32."""
+    """Return the bytes of the optimiser's own copies of weights that are narrower than float32."""
     return trained_parameters(config, shape) * _MASTER_BYTES if itemsize < _MASTER_BYTES else 0
 
 
@@ -174,7 +174,7 @@ def episodes_asked(config: TrainConfig) -> int:
 
 
 def _on_host(config: TrainConfig, zero3: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What several processes share that is in the memory of the host."""
+    """Return the parts that several processes share in the memory of the host."""
     if config.training.cpu_offload:
         return _SHARED
     if zero3 is None:
@@ -239,8 +239,8 @@ def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_her
 
 
 def pass_tokens(config: TrainConfig, shape: ModelShape, *, itemsize: int) -> int:
-    """How many tokens a pass on a CPU may have: what it keeps takes at most half of what the weights do, or
-    half a GiB."""
+    """Return how many tokens a pass on a CPU may have: what it keeps takes at most half of what the weights
+    do, or half a GiB."""
     room = max(GIB, shape.parameters * itemsize) / 2
     tokens, each = MAX_PASS_TOKENS, _kept_of_a_token(config, shape, itemsize)
     while tokens > _MIN_PASS_TOKENS and tokens * each > room:

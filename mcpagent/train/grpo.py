@@ -165,8 +165,8 @@ def _collect(run: GrpoRun, step: int, asked: Callable[[], bool]) -> _Episodes:
 def _episodes(
     run: GrpoRun, places: Sequence[int], step: int, round_: int, asked: Callable[[], bool]
 ) -> list[Trajectory]:
-    """Those of all processes at the tasks of `places`, of which each process plays its share. What cuts one
-    process short cuts all."""
+    """Return the episodes of all processes at the tasks of `places`, of which each process plays its share.
+    What cuts one process short cuts all."""
     processes, spent = run.processes, run.state.spent
     calls, cost = spent.tool_calls, spent.cost_usd
 

@@ -44,10 +44,10 @@ _LOOP = 3  # the same call so often in an episode is a loop
 
 @dataclass(frozen=True)
 class Measure:
-    """What a limit of `health` is compared with: `metric` of a step's record itself (`above`), or the metric
-    as a multiple of the lowest (`rise`) or the highest (`fall`) level so far. A highest level up to `least`
-    is too low to fall from. What is `of_episodes` is judged by enough of them, over several steps if one has
-    too few. `limit` is the name of the limit, if it is not the measure's own."""
+    """The value that a limit of `health` is compared with: `metric` of a step's record itself (`above`), or
+    the metric as a multiple of the lowest (`rise`) or the highest (`fall`) level so far. A highest level up
+    to `least` is too low to fall from. What is `of_episodes` is judged by enough of them, over several steps
+    if one has too few. `limit` is the name of the limit, if it is not the measure's own."""
 
     metric: str
     kind: Literal["above", "rise", "fall"]

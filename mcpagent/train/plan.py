@@ -53,8 +53,8 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 @dataclass(frozen=True, kw_only=True)
 class TargetDevice:
-    """What a run is to train on. `memory` is bytes, None if it is not known; `is_here` is False for a
-    device that is planned for on a machine without it, so that what is installed says nothing."""
+    """The device that a run is to train on. `memory` is bytes, None if it is not known; `is_here` is False
+    for a device that is planned for on a machine without it, so that what is installed says nothing."""
 
     kind: str  # cpu, cuda or mps
     memory: int | None
@@ -177,7 +177,7 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
 
 
 def _zero3_settings(config: TrainConfig, device: torch.device) -> JsonObject:
-    """What DeepSpeed is told of ZeRO-3, but for the run's own settings. Raises UserError."""
+    """Return DeepSpeed's settings of ZeRO-3, but for the run's own settings. Raises UserError."""
     options = read_options(config.training.deepspeed_config, dtype=resolve_dtype(config.model.dtype, device))
     return options.get("zero_optimization", {})
 
@@ -231,7 +231,7 @@ def _shape(config: TrainConfig) -> tuple[Architecture, ModelShape | None]:
 
 
 def _memory_notes(config: TrainConfig, checked: Preflight) -> Iterator[str]:
-    """How many episodes there is room for, and what to lower if the forecast is larger than the device.
+    """Yield how many episodes there is room for, and what to lower if the forecast is larger than the device.
     Raises UserError if nothing that a batch is made of can change it: the weights, their gradients and
     moments alone are too large."""
     expected = checked.forecast

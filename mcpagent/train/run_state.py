@@ -66,8 +66,9 @@ class TaskOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class GrpoSettings:
-    """What the loop itself needs to know. `eval_every` 0 never evaluates; `patience` is how many evaluations
-    without a better one end the run; `resample_rounds` how often uniform groups are replaced in a step."""
+    """The settings that the loop itself needs. `eval_every` 0 never evaluates; `patience` is how many
+    evaluations without a better one end the run; `resample_rounds` how often uniform groups are replaced in a
+    step."""
 
     total_steps: int
     save_every: int
@@ -86,7 +87,7 @@ class GrpoSettings:
 
 @dataclass
 class GrpoState:
-    """What a resumed run must know besides weights, moments and random state."""
+    """The state that a resumed run needs besides weights, moments and random state."""
 
     step: int = 0
     optimizer_steps: int = 0
@@ -125,7 +126,7 @@ class GrpoState:
 
 @dataclass(frozen=True, kw_only=True)
 class Observers:
-    """Who is told of a run: `health` and `callbacks` may end it, `on_step` gets each step once it is kept,
+    """The observers of a run: `health` and `callbacks` may end it, `on_step` gets each step once it is kept,
     `note` sentences for a person."""
 
     health: HealthMonitor | None = None
@@ -159,5 +160,5 @@ class GrpoRun:
 
     @property
     def processes(self) -> Processes:
-        """Those of the learner, of which this is one."""
+        """Return the processes of the learner, of which this is one."""
         return self.learner.processes

@@ -44,9 +44,9 @@ def open_sampler(
     learner: Learner | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[RolloutEngine]:
-    """What samples with `model`'s weights, on the backend that `rollout.backend` names. `weights` is where a
-    training run hands them to servers; None if they never change: servers then get them once, through
-    `output_dir`. Raises UserError."""
+    """Open the engine that samples with `model`'s weights, on the backend that `rollout.backend` names.
+    `weights` is where a training run hands them to servers; None if they never change: servers then get them
+    once, through `output_dir`. Raises UserError."""
     is_trained = weights is not None
     choice = _choice(loaded, config, model=model, is_trained=is_trained)
     if choice.backend == "vllm" and not is_trained and hasattr(model, "peft_config"):

@@ -50,7 +50,7 @@ class Augmentation(Protocol):
 
     @property
     def curriculum(self) -> MakeSamples:
-        """What stands in for the function that `sft.curriculum` names."""
+        """Return a stand-in for the function that `sft.curriculum` names."""
         ...
 
     @property
@@ -64,7 +64,8 @@ class Augmentation(Protocol):
 
 
 class RewrittenDemonstrations(Sequence[TrainSample]):
-    """Each demonstration `times` times, rewritten anew when it is asked for: a function of its place."""
+    """A sequence of each demonstration `times` times, rewritten anew when it is asked for: a function of its
+    place."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Curriculum:
 
 @dataclass(frozen=True, kw_only=True)
 class SftSettings:
-    """How long a supervised run is and what its steps are made of; `total_steps` includes those of the
+    """The length of a supervised run and what its steps are made of; `total_steps` includes those of the
     curriculum."""
 
     total_steps: int
@@ -125,7 +126,7 @@ class SftSettings:
 
 @dataclass
 class SftState:
-    """What a resumed run must know besides weights, moments and random state."""
+    """The state that a resumed run needs besides weights, moments and random state."""
 
     step: int = 0
     spent: Spent = field(default_factory=Spent)
@@ -222,7 +223,7 @@ def _samples(
     renderer: Renderer,
     settings: SftSettings,
 ) -> list[TrainSample]:
-    """What a step trains on: demonstrations, samples of the curriculum, or both."""
+    """Return the samples that a step trains on: demonstrations, samples of the curriculum, or both."""
     curriculum = settings.curriculum
     if curriculum is None:
         return [demonstrations[i] for i in order.batch(step)]

@@ -93,7 +93,7 @@ def _merged_start(folder: Path) -> Start:
 
 
 def _why_merged(config: TrainConfig, adapters: Path, base: Base) -> str | None:
-    """Why a run cannot go on with these adapters; None if it can."""
+    """Return why a run cannot go on with these adapters; None if it can."""
     if config.finetune.mode == "full":
         return "all weights are trained (finetune.mode full)"
     if base.folder is not None and (base.folder / ADAPTER_FILE).is_file():

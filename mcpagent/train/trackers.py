@@ -34,7 +34,8 @@ _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is told when it is opened. `config` is redacted; `folder` is where it may write."""
+    """The facts that a tracker gets when it is opened. `config` is redacted; `folder` is where it may
+    write."""
 
     project: str
     name: str
@@ -130,7 +131,7 @@ class TrackerThread:
 
 
 class Trackers:
-    """Those of a run, handed only what is free of secrets."""
+    """The trackers of a run, which get only what is free of secrets."""
 
     def __init__(self, threads: Sequence[TrackerThread]) -> None:
         self._threads = threads

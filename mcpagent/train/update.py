@@ -115,8 +115,8 @@ def combined(parts: Sequence[UpdateStats]) -> UpdateStats:
 
 @dataclass(frozen=True)
 class Rescored:
-    """Of one sample: logprobs [N] of its tokens (nats), those under the reference, values [K] of the states
-    before its turns."""
+    """The scores of one sample: logprobs [N] of its tokens (nats), those under the reference, values [K] of
+    the states before its turns."""
 
     logprobs_N: torch.Tensor
     reference_N: torch.Tensor | None
@@ -395,7 +395,7 @@ def _moved(row: UpdateRow, device: torch.device) -> UpdateRow:
 
 
 def _outcomes(graded: GradedBatch) -> list[float]:
-    """What each turn turned out to be worth: the reward at its episode's end, discounted."""
+    """Return what each turn turned out to be worth: the reward at its episode's end, discounted."""
     gamma = graded.settings.gamma
     return [
         gamma ** (turns - 1 - k) * reward

@@ -104,7 +104,8 @@ def episodes_with_room(config: Any, *, free: float, max_context: int, itemsize: 
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Of an accelerator, with what torch keeps and does not use; None for a CPU, whose slots are settings."""
+    """Return the free memory of an accelerator, with what torch keeps and does not use; None for a CPU, whose
+    slots are settings."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -245,7 +246,7 @@ def _sums(model: Any, *, dtype: str, columns: int | None) -> dict[str, list[int]
 
 
 def _joined(parts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
-    """Of the shards of one engine."""
+    """Return the sums of one engine from those of its shards."""
     sums: dict[str, list[int]] = {}
     for part in parts:
         for group, values in part.items():

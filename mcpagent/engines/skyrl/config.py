@@ -72,7 +72,7 @@ IGNORED = (
 
 
 def _settings(config: TrainConfig) -> JsonObject:
-    """What SkyRL is told, by dotted name."""
+    """Return SkyRL's settings, by dotted name."""
     return {
         "environment.env_class": ENV_ID,
         "trainer.seed": config.seed,

@@ -79,7 +79,8 @@ def _turns(mask_L: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 def _penalties(rewards_L: torch.Tensor, turns: Sequence[tuple[int, int]], total: float) -> list[float]:
-    """Such that the native sums give each turn its own rewards: `-penalty`, and `total` with the last."""
+    """Return penalties with which the native sums give each turn its own rewards: `-penalty`, and `total`
+    with the last."""
     bounds = [start for start, _ in turns] + [len(rewards_L)]
     sums = [float(rewards_L[a:b].sum()) for a, b in itertools.pairwise(bounds)]
     return [*(-r for r in sums[:-1]), total - sums[-1]] if sums else []

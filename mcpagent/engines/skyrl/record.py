@@ -69,7 +69,7 @@ def _record(task: Task) -> JsonObject:
 
 
 class RunRecorder:
-    """What SkyRL calls a tracker: each step becomes a line of metrics.jsonl and a file of trajectories, with
+    """A tracker in SkyRL's words: each step becomes a line of metrics.jsonl and a file of trajectories, with
     the names that native runs use. `take` gives the episodes played since it was last asked, by phase."""
 
     backend = "mcpagent"  # SkyRL asks

@@ -67,7 +67,7 @@ class TermRow(Record):
 
 
 class Cost(Record):
-    """What training took, as far as the steps said."""
+    """The cost of training, as far as the steps recorded it."""
 
     steps: int
     episodes: int

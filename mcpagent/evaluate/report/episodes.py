@@ -64,8 +64,8 @@ class NonceCount:
 
 @dataclass(frozen=True)
 class EpisodeFile:
-    """What is kept of one file of trajectories. `first_attempts` are whole, by task; the files of training
-    steps keep none."""
+    """The part of one file of trajectories that is kept. `first_attempts` are whole, by task; the files of
+    training steps keep none."""
 
     path: Path
     signature: tuple[int, int]  # time of the last change (ns) and size (bytes)

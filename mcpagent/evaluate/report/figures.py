@@ -21,7 +21,7 @@ COLOURS = tuple(f"--series-{i}" for i in range(1, 4))
 
 @dataclass(frozen=True)
 class ChartSpec:
-    """What a chart shows and how it is drawn: the keys of its lines in metrics.jsonl and their names."""
+    """The specification of a chart: the keys of its lines in metrics.jsonl and their names."""
 
     title: str
     note: str

@@ -34,7 +34,7 @@ _SECURITY = {
 
 
 class LiveRun:
-    """What the page of a run shows now. It is read again when the run's files have changed, but at most a
+    """The content of a run's page now. The run is read again when the run's files have changed, but at most a
     tenth of the time is spent on reading. Safe for several threads."""
 
     def __init__(self, run_dir: Path) -> None:

@@ -49,7 +49,7 @@ class PlainEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn is being sampled."""
+        """Return True while a turn is being sampled."""
         return bool(self._turns)
 
     def reset(self) -> None:

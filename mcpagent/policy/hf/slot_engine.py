@@ -150,7 +150,7 @@ class Row:
 
     @property
     def turn(self) -> OpenTurn:
-        """That of a row that is sampling."""
+        """Return the turn of a row that is sampling."""
         if self.open_turn is None:
             raise RuntimeError(f"episode {self.episode_id} has no turn to sample")
         return self.open_turn
@@ -190,7 +190,7 @@ class SlotEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn is being sampled."""
+        """Return True while a turn is being sampled."""
         return self._active > 0
 
     def reset(self) -> None:

@@ -82,7 +82,7 @@ class VllmEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn is being sampled."""
+        """Return True while a turn is being sampled."""
         return bool(self._open)
 
     def admit(self, requests: Sequence[CompletionRequest]) -> list[Finished]:

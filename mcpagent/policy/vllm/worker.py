@@ -95,7 +95,7 @@ class TokenGuard:
 
 
 def digest(matrix: torch.Tensor) -> str:
-    """Of the matrix's bytes, in whatever memory it is."""
+    """Return a digest of the matrix's bytes, in whatever memory it is."""
     whole = matrix.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return hashlib.blake2b(whole.numpy().tobytes(), digest_size=16).hexdigest()
 

@@ -34,8 +34,8 @@ _GRACE_S = 2.0  # after which a worker that does not stop by itself is killed
 
 
 class MontySandbox:
-    """Each call gets a worker process of its own, which starts in a few ms. Raises SandboxUnavailable if
-    the package is missing."""
+    """A sandbox in which each call gets a worker process of its own, which starts in a few ms. Raises
+    SandboxUnavailable if the package is missing."""
 
     name = "monty"
     language = "Monty, a subset of Python"

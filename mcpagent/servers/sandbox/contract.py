@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """Of one call. `wall_s` counts from when the code starts, not from when the call is queued."""
+    """The limits of one call. `wall_s` counts from when the code starts, not from when the call is queued."""
 
     wall_s: float = 10.0
     cpu_s: int = 5
@@ -40,8 +40,8 @@ THREADS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxOutcome:
-    """How the code ended. `error` is None if it ran to its end, else one sentence for the model; `line` is
-    the line of the code where that happened. `output` is what was printed, `value` is that of the last
+    """The outcome of the code. `error` is None if it ran to its end, else one sentence for the model; `line`
+    is the line of the code where that happened. `output` is what was printed, `value` is that of the last
     expression."""
 
     output: str = ""
@@ -71,7 +71,7 @@ class SandboxBroken(Exception):
 
 
 class SandboxKind(StrEnum):
-    """Where the python server runs code."""
+    """The place where the python server runs code."""
 
     AUTO = "auto"  # the first of the others that works on this machine
     BUBBLEWRAP = "bubblewrap"  # bwrap(1), Linux

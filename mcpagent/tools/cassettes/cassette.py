@@ -49,7 +49,7 @@ _NAMED = 8  # tools named in one note
 
 
 class Miss(StrEnum):
-    """Why the tape had no answer."""
+    """The reason why the tape had no answer."""
 
     NEVER_MADE = "never_made"
     OTHER_STATE = "other_state"
@@ -57,7 +57,7 @@ class Miss(StrEnum):
 
     @property
     def explanation(self) -> str:
-        """What a strict refusal says."""
+        """Return the words of a strict refusal."""
         return {
             Miss.NEVER_MADE: "it was never recorded",
             Miss.OTHER_STATE: "it was recorded only after other calls that write",
@@ -93,9 +93,9 @@ class CassetteCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What a cassette must know of the live servers, by name: `isolation` (else shared) and `versions`.
-    `repeatable` are dotted names of tools whose second effect does no harm, though their server does not say
-    so."""
+    """The facts about the live servers that a cassette must know, by name: `isolation` (else shared) and
+    `versions`. `repeatable` are dotted names of tools whose second effect does no harm, though their server
+    does not say so."""
 
     isolation: Mapping[str, Isolation] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -175,11 +175,11 @@ class Cassette:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """As those of a `ToolPool`; none if no server runs."""
+        """Return the versions of the servers, as a `ToolPool` does; none if no server runs."""
         return {} if self.live is None else self.live.versions
 
     def metrics(self) -> PoolMetrics:
-        """Of the calls that went to servers; what the tape answered is in the counts."""
+        """Return the metrics of the calls that went to servers; what the tape answered is in the counts."""
         return PoolMetrics(servers=()) if self.live is None else self.live.metrics()
 
     def session(self) -> CassetteSession:
@@ -262,7 +262,7 @@ class _Made:
 
 @dataclass
 class _Server:
-    """What this session did to one server. `missing` are its replayed calls that write, which the live
+    """The effects of this session on one server. `missing` are its replayed calls that write, which the live
     instance has not seen; `lost` says why the state of that instance is unknown, if it is."""
 
     history: CallHistory = field(default_factory=CallHistory)
@@ -384,9 +384,9 @@ class CassetteSession:
 
 
 def _is_chosen(why: Miss, purpose: Purpose) -> bool:
-    """Whether a strict cassette lacks the answer because of what the model did: it made another call than the
-    recorded ones, or its writes led to a state that no recording has. What the environment asks for by
-    itself, and what another version or limit made useless, is not the model's doing."""
+    """Return True if a strict cassette lacks the answer because of what the model did: it made another call
+    than the recorded ones, or its writes led to a state that no recording has. What the environment asks for
+    by itself, and what another version or limit made useless, is not the model's doing."""
     if purpose is Purpose.GRADE:
         return why is Miss.OTHER_STATE
     return purpose is Purpose.EPISODE and why in (Miss.NEVER_MADE, Miss.OTHER_STATE)

@@ -54,8 +54,8 @@ def schema_hash(spec: ToolSpec) -> str:
 
 @dataclass(frozen=True)
 class CallKey:
-    """What an answer is kept under. `after` stands for the session's earlier calls on that server that may
-    have changed it (`CallHistory`)."""
+    """The key that an answer is kept under. `after` stands for the session's earlier calls on that server
+    that may have changed it (`CallHistory`)."""
 
     server: str
     version: str
@@ -71,7 +71,7 @@ class CallKey:
 
     @property
     def state(self) -> tuple[str, str, str]:
-        """What else decides the answer: version, schema, earlier writes."""
+        """Return the rest of what decides the answer: version, schema, earlier writes."""
         return self.version, self.schema, self.after
 
 
@@ -168,7 +168,7 @@ class Tape:
 
     @property
     def catalog(self) -> TapeCatalog | None:
-        """None if nothing was recorded yet."""
+        """Return the tools of the recording; None if nothing was recorded yet."""
         path = self.folder / CATALOG_NAME
         try:
             return TapeCatalog.model_validate_json(path.read_text(encoding="utf-8"))

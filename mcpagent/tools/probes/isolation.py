@@ -34,7 +34,7 @@ _PLACE = re.compile(r"(?i)path|file|folder|direct|(?:^|_)(?:dir|dest|destination
 
 
 class State(StrEnum):
-    """Where a server keeps what calls change."""
+    """The place where a server keeps what calls change."""
 
     NONE = "none"  # one episode's calls change nothing that another one reads
     INSTANCE = "instance"  # in its process or session: an instance of its own keeps an episode apart
@@ -43,8 +43,8 @@ class State(StrEnum):
 
 
 class InstanceCost(Record):
-    """What an instance takes until its tools are listed; `start_s` is wall time. None: not ours to measure (a
-    server in this process has no memory of its own, one over HTTP no process here)."""
+    """The cost of an instance until its tools are listed; `start_s` is wall time. None: not ours to measure
+    (a server in this process has no memory of its own, one over HTTP no process here)."""
 
     start_s: float
     cpu_s: float | None = None
@@ -308,7 +308,8 @@ def _needs_a_place(schema: object) -> bool:
 
 
 def _left(config: ServerConfig, text: str) -> tuple[str, ...]:
-    """What a probe that may write has left in the folder of a server of ours, as far as its name tells."""
+    """Return what a probe that may write has left in the folder of a server of ours, as far as its name
+    tells."""
     if not isinstance(config, StdioServer):
         return ()
     return tuple(sorted(str(path) for path in Path(config.cwd or ".").glob(f"*{text}*")))
@@ -316,7 +317,7 @@ def _left(config: ServerConfig, text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class StartState:
-    """What the starts of a server were found to have in common. `differs` says what did not, if anything."""
+    """The facts that the starts of a server have in common. `differs` says what did not, if anything."""
 
     server: str
     starts: int

@@ -32,7 +32,7 @@ class TrainSample:
 
     @property
     def loss_tokens(self) -> int:
-        """How many tokens carry loss: those that the model sampled."""
+        """Return how many tokens carry loss: those that the model sampled."""
         return sum(self.loss_mask_T)
 
     @cached_property
@@ -42,13 +42,13 @@ class TrainSample:
 
     @cached_property
     def turn_tokens_K(self) -> tuple[int, ...]:
-        """How many tokens each of the K sampled turns has: a turn is a run of the mask, since the environment
-        never lets two of them touch."""
+        """Return how many tokens each of the K sampled turns has: a turn is a run of the mask, since the
+        environment never lets two of them touch."""
         return tuple(len(list(run)) for sampled, run in groupby(self.loss_mask_T) if sampled)
 
     @property
     def sampler_logprobs_N(self) -> list[float]:
-        """Those of the sampled tokens alone."""
+        """Return the sampler's logprobs of the sampled tokens alone."""
         return [
             p for p, is_sampled in zip(self.sampler_logprobs_T, self.loss_mask_T, strict=True) if is_sampled
         ]
@@ -167,8 +167,8 @@ def _rows(
 
 
 def _prefix_of(samples: Sequence[TrainSample], rows: Sequence[int]) -> int:
-    """How many tokens all samples of `rows` begin with; the token before the first that carries loss is not
-    among them, since it predicts that one."""
+    """Return how many tokens all samples of `rows` begin with; the token before the first that carries loss
+    is not among them, since it predicts that one."""
     shared = min(_common(samples, rows, 0), min(samples[row].first_loss for row in rows) - 1)
     return shared if shared >= _MIN_SHARED else 0
 
@@ -290,7 +290,7 @@ def _overlap(left: TrainSample, right: TrainSample, depth: int) -> int:
 
 
 def _common(samples: Sequence[TrainSample], rows: Sequence[int], depth: int) -> int:
-    """How far all `rows`, which agree up to `depth`, agree before any of them carries loss."""
+    """Return how far all `rows`, which agree up to `depth`, agree before any of them carries loss."""
     first = samples[rows[0]].token_ids_T
     end = min(samples[row].first_loss for row in rows)
     for row in rows[1:]:

@@ -126,7 +126,7 @@ class TokenScorer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What its matrix products are computed in."""
+        """Return the dtype of its matrix products."""
         return self._precision.dtype or self.model.dtype
 
     def forward(

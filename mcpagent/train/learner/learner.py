@@ -213,7 +213,7 @@ class Learner:
 
     @property
     def loss_dtype(self) -> torch.dtype:
-        """What logprobs and losses are computed in: at least float32."""
+        """Return the dtype of logprobs and losses: at least float32."""
         return torch.promote_types(self.model.dtype, torch.float32)
 
     def batches(self, samples: Sequence[TrainSample], *, max_tokens: int) -> Iterator[Batch]:
@@ -259,8 +259,8 @@ class Learner:
 
     @property
     def _shares_prefix(self) -> bool:
-        """Whether several rows can share a prefix: if there is always a flash kernel, of weights that are in
-        one place."""
+        """Return True if several rows can share a prefix: there is always a flash kernel, and the weights are
+        in one place."""
         config = self.model.config.get_text_config()
         has_dropout = getattr(config, "attention_dropout", 0.0)
         return self.device.type == "cpu" and not self.wrapping.is_sharded and not has_dropout
@@ -288,8 +288,8 @@ class Learner:
         temperature: float = 1.0,
         entropy_gradient: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """As `score`, and the values [K] of the states before those of the N tokens; None without a value
-        head."""
+        """Return what `score` does, and the values [K] of the states before those of the N tokens; None
+        without a value head."""
         if self._value_head is None:
             return *self.score(batch, temperature=temperature, entropy_gradient=entropy_gradient), None
         return self.scorer(batch, temperature, entropy_gradient=entropy_gradient, value_at=value_at)
@@ -371,7 +371,8 @@ class Learner:
         self.processes.meet()
 
     def _further_tensors(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        """What a checkpoint holds besides weights and the optimisers' state, by the names of its files."""
+        """Return what a checkpoint holds besides weights and the optimisers' state, by the names of its
+        files."""
         head, further = self._value_head, dict[str, Mapping[str, torch.Tensor]]()
         if head is not None:
             further[VALUE_HEAD] = head.state_dict(keep_vars=True)

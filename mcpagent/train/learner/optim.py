@@ -85,7 +85,7 @@ class BatchedMuon(torch.optim.Muon):
 
 
 def _whole(matrix: torch.Tensor) -> torch.Tensor:
-    """Of a shard, all of the matrix: orthogonality is a property of the whole."""
+    """Return the whole matrix of a shard: orthogonality is a property of the whole."""
     return matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
 
 
@@ -119,7 +119,8 @@ def _orthogonalised(matrices_B: torch.Tensor, group: dict[str, Any]) -> torch.Te
 def _groups(
     named: Iterable[tuple[str, nn.Parameter]], value_learning_rate: float | None
 ) -> list[dict[str, Any]]:
-    """Those of a value head apart, if they have a learning rate of their own."""
+    """Return the groups of parameters, those of a value head apart if they have a learning rate of their
+    own."""
     policy: list[nn.Parameter] = []
     value: list[nn.Parameter] = []
     for name, parameter in named:

@@ -38,9 +38,9 @@ _ONE_INTERRUPT_S = 3.0  # terminal and launcher both pass an interrupt on
 
 
 class _RollCall:
-    """Who is still there. Every process counts its signs of life in the store that the launcher opened, and
-    reads those of the others, on a thread of its own. Unlike a collective, waiting for the others by this may
-    take hours, and yet it ends soon after one of them is gone."""
+    """A watch over who is still there. Every process counts its signs of life in the store that the launcher
+    opened, and reads those of the others, on a thread of its own. Unlike a collective, waiting for the others
+    by this may take hours, and yet it ends soon after one of them is gone."""
 
     def __init__(self, index: int, count: int, timeout_s: float) -> None:
         self.index, self.count, self.timeout_s = index, count, timeout_s
@@ -207,7 +207,8 @@ class Processes:
 
     @property
     def folder_name(self) -> str:
-        """Of what each process writes for itself inside a folder of the run; nothing for the first."""
+        """Return the name of the folder that each process writes for itself inside a folder of the run;
+        nothing for the first."""
         return "" if self.is_first else f"process-{self.index}"
 
     def seed_torch(self, *parts: object) -> None:
@@ -295,7 +296,7 @@ def _started(count: int, *, within_s: float) -> tuple[Store, int]:
 
 
 def _buckets(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Of one dtype each, and of about `_BUCKET` elements at most."""
+    """Yield the gradients in buckets of one dtype each, and of about `_BUCKET` elements at most."""
     bucket: list[torch.Tensor] = []
     size = 0
     for gradient in sorted(gradients, key=lambda g: str(g.dtype)):

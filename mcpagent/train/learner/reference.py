@@ -39,7 +39,7 @@ class ShadowReference:
 
     @property
     def follows(self) -> bool:
-        """Whether it moves with the policy."""
+        """Return True if it moves with the policy."""
         return self._every is not None
 
     @torch.no_grad()
@@ -68,7 +68,7 @@ class ShadowReference:
 
     @contextmanager
     def _in_shards(self) -> Iterator[None]:
-        """What is in the shards is exchanged: who sharded them keeps pointers of its own to them. What was
+        """Exchange what is in the shards: who sharded them keeps pointers of its own to them. What was
         gathered before is of the other weights."""
         local = self._wrapping.local
         policy = {name: local(parameter).clone() for name, parameter in self._parameters.items()}

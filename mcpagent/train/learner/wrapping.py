@@ -34,9 +34,9 @@ Source = Callable[[], torch.Tensor]  # gives a whole tensor, in the first proces
 
 
 class Wrapping:
-    """What the update, the checkpoint and the sampler ask of the way in which the weights lie. This one is of
-    whole weights: every process holds all of them and adds up the gradients, once an optimiser step. Others
-    answer the same questions for shards."""
+    """The answers that the update, the checkpoint and the sampler need about how the weights lie. This one is
+    of whole weights: every process holds all of them and adds up the gradients, once an optimiser step.
+    Others answer the same questions for shards."""
 
     is_sharded = False
 
@@ -130,7 +130,7 @@ class Wrapping:
     def set_scalar(
         self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any
     ) -> None:
-        """What the optimiser keeps of a parameter under that name, if it is a scalar."""
+        """Set what the optimiser keeps of a parameter under that name, if it is a scalar."""
         optimizer.state[parameter][key] = value
 
     def settle(self) -> None:

@@ -221,14 +221,14 @@ class Zero3(Wrapping):
         optimizer.state[flat][key] = value
 
     def _master(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What the optimiser moves of a weight; None of what it does not."""
+        """Return the tensor that the optimiser moves for a weight; None if it moves none."""
         if self._engine is None or not (hasattr(tensor, "ds_tensor") and tensor.requires_grad):
             return None
         flat, place = self._place(tensor)
         return _owned(flat.detach()[place], tensor)
 
     def _place(self, parameter: Any) -> tuple[torch.Tensor, slice]:
-        """Of a trained parameter: the vector of its group, and the stretch in it."""
+        """Return the vector of a trained parameter's group, and the stretch of the parameter in it."""
         zero = self._engine.optimizer
         group, start, count = zero.grad_position[zero.get_param_id(parameter)]
         return zero.fp32_partitioned_groups_flat[group], slice(start, start + count)
@@ -307,7 +307,7 @@ def _of_file(path: Path) -> JsonObject:
 
 
 def _of_accelerate() -> JsonObject:
-    """What its own configuration file says of ZeRO, if the run was started by it."""
+    """Return what accelerate's own configuration file says of ZeRO, if it started the run."""
     zero: JsonObject = {"stage": int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"))}
     for part in ("optimizer", "param"):
         device = os.environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part.upper()}_DEVICE", "none")

@@ -50,7 +50,7 @@ def rloo_advantages(rewards_G: Sequence[float | None]) -> list[float | None]:
 
 
 def turn_advantages(rewards_GK: Sequence[Sequence[float] | None]) -> list[list[float] | None]:
-    """Each turn's reward against that of the other attempts at the same turn, in standard deviations.
+    """Return each turn's reward against that of the other attempts at the same turn, in standard deviations.
 
     The turn-level part of MT-GRPO (arXiv 2505.11821), for any number of turns. Attempts that ended before
     turn k are not compared there; a turn that all of them did equally well gets exact zeros.
@@ -138,7 +138,7 @@ class GradedGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class GradedBatch:
-    """What an update takes: the groups of a step, in their order. `batch_std` is the standard deviation of
+    """The input of an update: the groups of a step, in their order. `batch_std` is the standard deviation of
     the rewards of all of them, if `settings.scale` asks for it."""
 
     groups: tuple[GradedGroup, ...]
@@ -152,12 +152,12 @@ class GradedBatch:
 
     @property
     def samples(self) -> list[TrainSample]:
-        """Those that are trained on, group by group."""
+        """Return the samples that are trained on, group by group."""
         return [a.sample for group in self.groups for a in group.trained if a.sample is not None]
 
     @property
     def rewards(self) -> list[float]:
-        """Of each of `samples`."""
+        """Return the reward of each of `samples`."""
         return [a.reward for group in self.groups for a in group.trained if a.reward is not None]
 
     @property
@@ -345,7 +345,7 @@ TRUNCATED = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)  # episodes tha
 
 @dataclass(frozen=True, kw_only=True)
 class Overlong:
-    """What running long costs, in sampled tokens of an episode (DAPO, arXiv 2503.14476, section 3.4).
+    """The cost of running long, in sampled tokens of an episode (DAPO, arXiv 2503.14476, section 3.4).
 
     `penalty` is the reward that is lost at `max_tokens`; it grows linearly over the `buffer_tokens` before.
     `mask_truncated` leaves out attempts that were cut off; their reward still counts for the group.
@@ -364,7 +364,7 @@ class Overlong:
 
 @dataclass(frozen=True, kw_only=True)
 class GradeSettings:
-    """How attempts become rewards, and rewards become credit.
+    """The settings by which attempts become rewards, and rewards credit.
 
     Controls: `random` draws the rewards instead of using them, which shows how much of a gain comes from the
     reward at all; `rejection` keeps the successes alone with advantage 1 (online rejection sampling, as in

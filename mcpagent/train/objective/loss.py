@@ -15,8 +15,7 @@ from mcpagent.core.registry import KL_ESTIMATORS, LOSSES
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """Which surrogate, and how it is bounded. `kl_estimator` None leaves the KL out of the
-    loss."""
+    """The surrogate, and its bounds. `kl_estimator` None leaves the KL out of the loss."""
 
     loss: str = "grpo"  # a name of `core.registry.LOSSES`
     clip_low: float = 0.2
@@ -199,7 +198,7 @@ def _sample_means(values_N: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tens
 
 @dataclass
 class SamplerMismatch:
-    """How far the sampler's logprobs are from the trainer's for the same weights: the log of the ratio of
+    """The distance of the sampler's logprobs from the trainer's for the same weights: the log of the ratio of
     probabilities, trainer over sampler, of every token, on the CPU."""
 
     log_ratios: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
