@@ -21,8 +21,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.registry import TRACKERS
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.errors import UserError
-from mcpagent.storage.datasets import write_jsonl
+from mcpagent.errors import RunError, UserError
 from mcpagent.storage.packages import pip_install
 from mcpagent.storage.run_folder import RunFolder
 
@@ -264,22 +263,18 @@ def weave_project(run: TrackedRun) -> str:
 
 
 class Weave:
-    """Episodes as traces. Weave has no offline mode of its own: there the file `weave/step-N.jsonl` holds
-    what would have been sent."""
+    """Episodes as traces. Weave has no offline mode; the run keeps its episodes anyway."""
 
     def __init__(self, run: TrackedRun) -> None:
+        if not run.is_online:
+            raise RunError("it has no offline mode; the episodes are in trajectories/ of the run")
         import weave
 
-        self._weave, self._run = weave, run
-        self._client = weave.init(weave_project(run)) if run.is_online else None
+        self._weave = weave
+        self._client = weave.init(weave_project(run))
 
     def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
-        """Log each episode as one call; without a connection, to a file for each step."""
-        if self._client is None:
-            folder = self._run.folder / "weave"
-            folder.mkdir(parents=True, exist_ok=True)
-            write_jsonl(folder / f"step-{step:06d}.jsonl", trajectories)
-            return
+        """Log each episode as one call."""
         for trajectory in trajectories:
             call = self._client.create_call(
                 "episode", {"step": step, "task_id": trajectory["task_id"], "prompt": trajectory["prompt"]}
@@ -287,6 +282,5 @@ class Weave:
             self._client.finish_call(call, output=trajectory)
 
     def close(self) -> None:
-        """Finish the client, if there is one."""
-        if self._client is not None:
-            self._weave.finish()
+        """Finish the client."""
+        self._weave.finish()
