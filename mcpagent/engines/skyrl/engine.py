@@ -20,7 +20,7 @@ from mcpagent.run.policies import pinned_model
 from mcpagent.run.train import open_session
 from mcpagent.storage.checkpoints import choose_checkpoint
 from mcpagent.storage.datasets import find_dataset
-from mcpagent.storage.packages import installed_version, is_installed, pip_install
+from mcpagent.storage.packages import installed_version, missing, missing_error
 from mcpagent.storage.run_folder import RunFolder, run_log, step_of
 from mcpagent.tools.setup import open_tools
 from mcpagent.train.start import settle_start
@@ -182,14 +182,7 @@ def why_not_installed() -> UserError | None:
             where="engine: skyrl",
             remedy="an environment of its own holds SkyRL and this package: docs/scale.md, SkyRL",
         )
-    absent = [name for name in ("skyrl", "ray") if not is_installed(name)]
-    if absent:
-        return UserError(
-            f"SkyRL needs packages that are not installed: {', '.join(absent)}",
-            where="engine: skyrl",
-            remedy=f"{pip_install('mcpagent[skyrl]')}, in an environment of its own: docs/scale.md, SkyRL",
-        )
-    return None
+    return missing_error(["skyrl"], use="SkyRL") if missing("skyrl") else None
 
 
 def env_settings(config: TrainConfig, *, run_dir: Path) -> JsonObject:
