@@ -199,24 +199,17 @@ def test_the_core_names_nothing_around_it_in_strings() -> None:
     assert named == set()
 
 
-_BUDGET = re.compile(r"^\| `mcpagent/(\S*?)/?` \|.*\| ([\d,]+) \|$", re.MULTILINE)
+TOTAL = 62_800
 
 
-def test_no_room_has_more_lines_than_its_budget() -> None:
-    """The budgets are in docs/design/0001-layers.md. A change that exceeds one raises it there, and says what
-    the lines bought."""
-    page = (ROOT / "docs" / "design" / "0001-layers.md").read_text()
-    budgets = {room: int(lines.replace(",", "")) for room, lines in _BUDGET.findall(page)}
+def test_the_package_has_no_more_lines_than_its_total() -> None:
+    """A change that needs room makes room; the total is lowered, and never raised."""
     sizes: Counter[str] = Counter()
     for module, path in modules().items():
         sizes[_folder(module)] += len(path.read_text(encoding="utf-8").splitlines())
-    rooms = {room for room in sizes if (PACKAGE / room).is_dir() and room}
-    sizes["*.py"] = sum(sizes.pop(room) for room in sizes.keys() - rooms)
-    assert budgets.keys() == sizes.keys()
     for room, lines in sorted(sizes.items()):
-        print(f"{room:10} {lines:7,} of {budgets[room]:7,}")
-    print(f"{'all':10} {sizes.total():7,} of {sum(budgets.values()):7,}")
-    assert {room: lines for room, lines in sizes.items() if lines > budgets[room]} == {}
+        print(f"{room:10} {lines:7,}")
+    assert sizes.total() <= TOTAL
 
 
 # Programs of their own, whose stdout is the wire to the process that started them.

@@ -85,8 +85,8 @@ def _walk(value: Any, around: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
             left += part
         else:
             leaves.append(format_value(part))
-    own = (*around, *leaves, *names)
+    shown = (*around, *leaves, *names)
     if leaves or not lists:
         yield tuple(leaves), (*around, *names)
     for name, item in lists:
-        yield from _walk(item, (*own, name))
+        yield from _walk(item, (*shown, name))
