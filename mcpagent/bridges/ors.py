@@ -56,8 +56,8 @@ class ServeLimits:
     token: str | None = None  # that requests must bear; None: the server is on the loopback only
 
 
-class _Body(pydantic.BaseModel, extra="forbid"):
-    """What a request says."""
+class _Body(pydantic.BaseModel, extra="forbid", strict=True):
+    """What a request says. Strict: `true` is not the index 1."""
 
 
 _B = TypeVar("_B", bound=_Body)
@@ -76,11 +76,17 @@ class _TaskRange(_SplitName):
     stop: int | None = None
 
 
+class _TaskSpec(_TaskIndex, extra="ignore"):
+    """What `_spec` lists of a task, as a client gives it back."""
+
+    task_id: str | None = None
+
+
 class _Create(_Body):
     env_name: str | None = None
     split: str | None = None
     index: int | None = None
-    task_spec: JsonObject | None = None
+    task_spec: _TaskSpec | None = None
     toolset_name: Literal[None] = None
 
 
@@ -277,17 +283,15 @@ class EpisodeServer:
             raise HTTPException(400, "this session has an episode already; create another session")
         if asked.env_name not in (None, ENVIRONMENT):
             raise HTTPException(404, f"there is no environment {asked.env_name!r}; there is {ENVIRONMENT}")
-        split, index = asked.split, asked.index
-        if asked.task_spec is not None:
-            split, index = asked.task_spec.get("split"), asked.task_spec.get("index")
-        if not isinstance(split, str) or not isinstance(index, int):
+        named = asked.task_spec or asked
+        if named.split is None or named.index is None:
             raise HTTPException(400, "name the task by split and index, or give the task_spec that lists it")
-        task = self._at(split, index)
-        if asked.task_spec is not None and asked.task_spec.get("task_id", task.id) != task.id:
+        task = self._at(named.split, named.index)
+        if asked.task_spec is not None and asked.task_spec.task_id not in (None, task.id):
             raise HTTPException(
                 409,
-                f"task {index} of {split!r} is {task.id}, not {asked.task_spec['task_id']}: the dataset "
-                "has changed; list its tasks again",
+                f"task {named.index} of {named.split!r} is {task.id}, not {asked.task_spec.task_id}: the "
+                "dataset has changed; list its tasks again",
             )
         session.episode = self._host.episode(task)
         session.started = asyncio.create_task(session.episode.start())
