@@ -26,7 +26,7 @@ _has_said = False  # the command's last line is printed
 
 class Interrupted(KeyboardInterrupt):
     """An interrupt of work of which something is kept: `kept` says what, and `command` goes on with it (None:
-    the same command, with `option` if it has that)."""
+    the same command, with `option` if it has that; empty: there is nothing to go on with)."""
 
     def __init__(self, kept: str, *, command: str | None = None, option: str | None = None) -> None:
         super().__init__(kept)

@@ -1,4 +1,5 @@
-"""The process of `mcpagent env serve`: listen, serve until Ctrl-C, keep what ended."""
+"""What servers over HTTP listen on and whom they answer, and the process of `mcpagent env serve`: serve until
+Ctrl-C, keep each episode as it ends."""
 
 from __future__ import annotations
 
@@ -6,20 +7,34 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcpagent.bridges.host import Host
 from mcpagent.bridges.ors import EpisodeServer, ServeLimits
 from mcpagent.config.environment import environment
+from mcpagent.console import counted
+from mcpagent.core.records import shown_value
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
-from mcpagent.storage.datasets import DiskList
-from mcpagent.storage.trajectories import write_trajectories
+from mcpagent.interrupts import Interrupted
+from mcpagent.storage.locks import locked_file
+from mcpagent.storage.trajectories import TrajectoryLog
 
 _SHUTDOWN_S = 30.0  # for sessions that are closed at the end
+_HERE = ("127.0.0.1", "localhost", "[::1]")
+_REFUSALS = {  # by the status that the SDK gives: the header, and what it must be
+    400: ("content-type", "a body must be application/json"),
+    403: ("origin", f"a page must come from {', '.join(_HERE)}"),
+    421: ("host", f"a request must be for {', '.join(_HERE)}"),
+}
 
 
 @contextmanager
@@ -36,7 +51,8 @@ def serve(
             remedy="set MCPAGENT_SERVE_TOKEN to a secret that clients send as a bearer token",
         )
     with listening(address, port) as sock:
-        config = uvicorn.Config(server.app, log_level="warning", access_log=False, timeout_keep_alive=60)
+        app = _HeaderGuard(server.app, rules=header_rules(address))
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=60)
         running = uvicorn.Server(config)
         ended = host.tools.io.submit(running.serve(sockets=[sock]))
         try:
@@ -51,28 +67,67 @@ def serve_until_interrupted(
     *,
     address: str,
     port: int,
-    sessions: int,
+    limits: ServeLimits,
     out: Path | None,
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
-    """Serve until Ctrl-C, with the token of the environment; then write the ended episodes to `out`. Raise
-    UserError."""
-    ended: DiskList[Trajectory] = DiskList()
-    limits = ServeLimits(sessions=sessions, token=environment().get("MCPAGENT_SERVE_TOKEN") or None)
-    keep = (lambda _: None) if out is None else lambda trajectory: ended.put(len(ended), trajectory)
-    server = EpisodeServer(host, limits, on_end=keep)
-    if server.left_out:
-        note(f"{server.left_out} tasks are not served: a user speaks again in them")
-    try:
-        with serve(server, host, address=address, port=port) as bound:
-            say(url_of(address, bound))
-            threading.Event().wait()
-    except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt("episodes are no longer served") from interrupt
-    finally:
+    """Serve until Ctrl-C, with the token of the environment; each episode that ends is appended to `out`,
+    which is replaced once the server listens. Raise UserError."""
+    limits = replace(limits, token=environment().get("MCPAGENT_SERVE_TOKEN") or None)
+    with ExitStack() as stack:
+        kept = None if out is None else TrajectoryLog(out)
+        server = EpisodeServer(host, limits, on_end=(lambda _: None) if kept is None else kept.append)
+        if server.left_out:
+            note(f"{server.left_out} tasks are not served: a user speaks again in them")
         if out is not None:
-            say(str(write_trajectories(out, ended)))
+            stack.enter_context(locked_file(out))
+        bound = stack.enter_context(serve(server, host, address=address, port=port))
+        if kept is not None:
+            kept.begin()
+        say(url_of(address, bound))
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt as interrupt:
+            stack.close()
+            if kept is None:
+                raise KeyboardInterrupt("episodes are no longer served") from interrupt
+            say(str(out))
+            ended = f"{out} has {counted(len(kept), 'ended episode')}"
+            # The same command again would be refused, or replace what it has just kept.
+            raise Interrupted(ended, command="") from interrupt
+
+
+def header_rules(address: str) -> TransportSecuritySettings:
+    """Return which Host and Origin a server that listens on `address` answers. On the loopback only those of
+    this machine: else a web page whose name resolves to 127.0.0.1 (DNS rebinding) would reach a person's
+    tools. Elsewhere any: its names are not known here."""
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=_is_loopback(address),
+        allowed_hosts=[f"{name}{port}" for name in _HERE for port in ("", ":*")],
+        allowed_origins=[f"http://{name}{port}" for name in _HERE for port in ("", ":*")],
+    )
+
+
+class _HeaderGuard:
+    """Holds requests against the SDK's own guard, which `mcpagent serve` has too, before anything reads
+    them."""
+
+    def __init__(self, app: ASGIApp, *, rules: TransportSecuritySettings) -> None:
+        self._app, self._guard = app, TransportSecurityMiddleware(rules)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        if scope["type"] == "http":
+            headers = (request := Request(scope)).headers
+            has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+            refusal = await self._guard.validate_request(request, is_post=has_body)
+            if refusal is not None:
+                header, rule = _REFUSALS[refusal.status_code]
+                detail = f"{rule}, not {shown_value(headers.get(header))} ({header})"
+                await JSONResponse({"detail": detail}, status_code=refusal.status_code)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _is_loopback(address: str) -> bool:

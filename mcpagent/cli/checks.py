@@ -14,8 +14,11 @@ from mcpagent.cli.options import (
     ConfigFiles,
     ConfigOptions,
     Json,
+    Overwrite,
     Settings,
     group_app,
+    out_file,
+    refuse_existing,
 )
 from mcpagent.console import Block, Console, Facts, counted
 from mcpagent.errors import RunError, UserError
@@ -143,9 +146,23 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="The port; 0 is a free one.")] = 8000,
     sessions: Annotated[int, typer.Option("--sessions", min=1, help="How many may be open at once.")] = 1100,
+    idle: Annotated[
+        float,
+        typer.Option(
+            "--idle",
+            min=1.0,
+            metavar="SECONDS",
+            help="End a session that no request has come for in this time; its episode is lost.",
+        ),
+    ] = 900.0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write the ended episodes here when the server stops.")
+        Path | None,
+        typer.Option(
+            callback=out_file("trajectories.jsonl.zst"),
+            help="Write each episode here as it ends: .jsonl.zst, .jsonl.gz or .jsonl; or a folder.",
+        ),
     ] = None,
+    overwrite: Overwrite = False,
     files: ConfigFiles = None,
     settings: Settings = None,
 ) -> None:
@@ -158,12 +175,24 @@ def serve(
     Example: mcpagent env serve --data data/samples --port 8000
     """
     from mcpagent.bridges.host import open_host
+    from mcpagent.bridges.ors import ServeLimits
     from mcpagent.bridges.serving import serve_until_interrupted
+    from mcpagent.run.rollout import check_out
+    from mcpagent.storage.trajectories import RECORDS_SUFFIXES, token_file
 
     console = Console()
+    if out is not None:
+        refuse_existing(out, token_file(out), overwrite=overwrite)
+        check_out(out, *RECORDS_SUFFIXES)
     with open_host(data, config_files=files or (), overrides=settings or (), on_note=console.note) as opened:
         serve_until_interrupted(
-            opened, address=host, port=port, sessions=sessions, out=out, say=console.say, note=console.note
+            opened,
+            address=host,
+            port=port,
+            limits=ServeLimits(sessions=sessions, idle_s=idle),
+            out=out,
+            say=console.say,
+            note=console.note,
         )
 
 

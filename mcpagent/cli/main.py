@@ -165,8 +165,10 @@ def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
         words = ["mcpagent", *sys.argv[1:]]
         if isinstance(interrupt, Interrupted):
             more = [] if interrupt.option is None or interrupt.option in words else [interrupt.option]
-            command = interrupt.command or shlex.join([*words, *more])
-            Console().last_note(f"interrupted: {interrupt.kept}; go on with: {command}")
+            command = shlex.join([*words, *more]) if interrupt.command is None else interrupt.command
+            Console().last_note(
+                f"interrupted: {interrupt.kept}" + (f"; go on with: {command}" if command else "")
+            )
         else:
             done = str(interrupt) or "nothing is half-written"
             Console().last_note(f"interrupted: {done}; begin again with: {shlex.join(words)}")

@@ -357,11 +357,12 @@ def _serve_http(server: MCPServer[Any], *, host: str, port: int) -> None:
     """Serve until interrupted. The address is announced on stderr once clients may connect."""
     import uvicorn
 
-    from mcpagent.bridges.serving import listening, url_of
+    from mcpagent.bridges.serving import header_rules, listening, url_of
 
     with listening(host, port) as listener:
         Console().note(f"{server.name} at {url_of(host, listener.getsockname()[1])}/mcp")
-        config = uvicorn.Config(server.streamable_http_app(host=host), log_level="warning")
+        app = server.streamable_http_app(host=host, transport_security=header_rules(host))
+        config = uvicorn.Config(app, log_level="warning")
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -60,6 +60,15 @@ def compressed_writer(path: Path, *, suffix: str) -> Iterator[BinaryIO]:
             yield raw
 
 
+def compressed(data: bytes, *, suffix: str) -> bytes:
+    """Return `data` as `suffix` has it: what a file of that name may be appended."""
+    if suffix == ".gz":
+        return gzip.compress(data, mtime=0)
+    if suffix == ".zst":
+        return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(data)
+    return data
+
+
 class _Bounded(io.RawIOBase):
     """A compressed file, decompressed as long as it does not expand beyond measure: a few kilobytes may stand
     for gigabytes, more than anyone means to read, to hold or to write to a temporary file."""

@@ -21,8 +21,8 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory, Turn
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import atomic_file
-from mcpagent.storage.datasets import DiskList, write_jsonl
-from mcpagent.storage.json_stream import read_records
+from mcpagent.storage.datasets import DiskList, encode_record, write_jsonl
+from mcpagent.storage.json_stream import compressed, read_records
 from mcpagent.storage.packages import require
 
 _T = TypeVar("_T", Task, Trajectory)
@@ -58,6 +58,30 @@ def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> 
 
     write_jsonl(records, passed())
     return records
+
+
+class TrajectoryLog:
+    """The records file of episodes without tokens, appended to as each of them ends: a kill loses none that
+    has ended. `begin` makes the file anew; compressed, each record is a frame of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count = 0
+
+    def begin(self) -> None:
+        """Make the file, empty; its sidecar, which belongs to what it held, goes."""
+        self._path.write_bytes(b"")
+        token_file(self._path).unlink(missing_ok=True)
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Write one record, whole."""
+        record = compressed(encode_record(trajectory) + b"\n", suffix=self._path.suffix)
+        with self._path.open("ab", buffering=0) as file:
+            file.write(record)
+        self._count += 1
+
+    def __len__(self) -> int:
+        return self._count
 
 
 def _write_arrays(sidecar: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -29,7 +29,7 @@ from mcpagent.storage.trajectories import read_trajectories
 from tests.bridges.ors_client import Served, begin, call, events, open_session, play, served
 from tests.bridges.scripts import SCRIPTS, script
 from tests.run.world import as_processes
-from tests.running import Command
+from tests.running import Command, mcpagent
 
 SAMPLES = Path(__file__).resolve().parents[2] / "data/samples"
 
@@ -124,6 +124,9 @@ def test_the_example_plays_an_episode_with_an_http_client_alone(running: Served)
     assert verdict.startswith("reward 0.0 {'success': 0.0")
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 def refusal(server: Served, method: str, path: str, **request: object) -> tuple[int, str]:
     answer = httpx.request(method, server.url + path, timeout=60, **request)
     return answer.status_code, answer.json()["detail"]
@@ -138,10 +141,77 @@ def test_what_is_not_there_is_said_with_what_there_is(running: Served) -> None:
     assert status == 400 and "tasks 0 to 11, not 99" in said
     status, said = refusal(running, "POST", "/tasks", json={"splt": "train"})
     assert status == 400 and "splt" in said
-    status, said = refusal(running, "POST", "/tasks", content=b"{not json")
+    status, said = refusal(running, "POST", "/tasks", content=b"{not json", headers=JSON)
     assert status == 400 and "JSON" in said
     status, said = refusal(running, "GET", "/prompt", headers={"X-Session-ID": "guessed"})
     assert status == 404 and "no such session" in said
+
+
+NOT_A_TASK = [{"split": "train", "index": index} for index in (True, False, "1", 1.0, None, [1], -1, 12)] + [
+    {"split": split, "index": 0} for split in (None, 1, True, ["train"], "Train")
+]
+
+
+@pytest.mark.parametrize("spec", [*NOT_A_TASK, {"index": 0}, {"split": "train"}])
+async def test_only_a_name_and_a_whole_number_name_a_task(running: Served, spec: dict) -> None:
+    async with running.client() as client:
+        headers = {"X-Session-ID": await open_session(client)}
+        for body in ({"task_spec": {"prompt": [], **spec}}, spec):
+            answer = await client.post("/create", json=body, headers=headers)
+            assert answer.status_code == 400 and answer.json()["detail"]
+        good = {"task_spec": {"prompt": [], "split": "train", "index": 1}}  # of which nothing else was taken
+        assert (await client.post("/create", json=good, headers=headers)).status_code == 200
+
+
+PAGE = {"Origin": "http://evil.example"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "said"),
+    [
+        ({"Host": "evil.example"}, 421, "evil.example"),
+        ({"Host": "evil.example:8000"}, 421, "evil.example"),
+        ({"Host": "127.0.0.1.evil.example:8000"}, 421, "evil.example"),
+        ({"Host": "localhost.evil.example"}, 421, "evil.example"),
+        ({"Host": "192.0.2.1"}, 421, "192.0.2.1"),
+        (PAGE, 403, "evil.example"),
+        ({"Origin": "https://127.0.0.1:8000"}, 403, "https"),
+        ({"Origin": "null"}, 403, "null"),
+        ({"Content-Type": "text/plain"}, 400, "text/plain"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 400, "form"),
+        ({"Content-Type": ""}, 400, "application/json"),
+    ],
+)
+def test_a_web_page_reaches_neither_server_on_the_loopback(
+    running: Served, builtin_url: str, headers: dict[str, str], status: int, said: str
+) -> None:
+    asked = {"headers": JSON | headers, "content": b'{"split": "train"}'}
+    assert httpx.post(builtin_url, **asked).status_code == status  # `mcpagent serve --transport http`
+    refused, why = refusal(running, "POST", "/tasks", **asked)
+    assert refused == status and said in why
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]"])
+def test_programs_and_pages_of_this_machine_reach_the_server(running: Served, name: str) -> None:
+    for host in (name, f"{name}:8000"):
+        headers = {"Host": host, "Origin": f"http://{host}"}
+        assert httpx.get(f"{running.url}/health", headers=headers).status_code == 200
+        asked = httpx.post(f"{running.url}/tasks", headers=headers, json={"split": "train"})
+        assert len(asked.json()["tasks"]) == 12
+
+
+@pytest.fixture(scope="module")
+def builtin_url() -> Iterator[str]:
+    """The URL of a built-in server over HTTP."""
+    process = Command(
+        "serve", "tavily", "--transport", "http", "--port", "0", stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        yield process.stderr.readline().rpartition(" ")[2].strip()
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 async def test_a_step_after_the_end_and_a_task_that_has_changed_are_refused(running: Served) -> None:
@@ -178,7 +248,7 @@ def test_what_a_hostile_client_sends_is_refused_and_the_server_goes_on() -> None
         bearer = {"Authorization": "Bearer a secret"}
         assert refusal(server, "GET", "/splits")[0] == 401
         assert refusal(server, "GET", "/splits", headers={"Authorization": "Bearer another"})[0] == 401
-        large = {"headers": bearer, "content": b" " * 5000}
+        large = {"headers": bearer | JSON, "content": b" " * 5000}
         assert refusal(server, "POST", "/tasks", **large) == (413, "the body is larger than 1000 bytes")
         answers = [httpx.post(f"{server.url}/create_session", headers=bearer) for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 503, 503]
@@ -200,7 +270,7 @@ def test_ten_megabytes_and_thousands_of_sessions_meet_the_limits_that_it_has_by_
             return answers
 
     with served(SAMPLES) as server:
-        body = {"content": b" " * 10_000_000}
+        body = {"content": b" " * 10_000_000, "headers": JSON}
         assert refusal(server, "POST", "/tasks", **body) == (413, "the body is larger than 1048576 bytes")
         with ThreadPoolExecutor(10) as pool:
             answers = [answer for asked in pool.map(ask, [sessions // 10] * 10) for answer in asked]
@@ -269,6 +339,51 @@ async def test_ctrl_c_ends_the_server_and_keeps_the_episodes_that_ended(tmp_path
     assert process.returncode == 130
     (kept,) = read_trajectories(out)
     assert kept.id == ended["metadata"]["trajectory_id"] and kept.reward == ended["reward"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
+async def test_a_kill_loses_no_episode_that_has_ended(tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"served.{suffix}"
+    command = ("env", "serve", "--data", SAMPLES, "--port", "0", "--out", out)
+    process = Command(*command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        for number in range(3):
+            outcome = await call(client, await begin(client, "train", number), "answer", {"text": "5"})
+            kept = [trajectory.id for trajectory in read_trajectories(out)]
+            assert len(kept) == number + 1 and kept[-1] == outcome["output"]["metadata"]["trajectory_id"]
+        await begin(client, "train", 3)
+    process.kill()
+    process.communicate()
+    assert [trajectory.id for trajectory in read_trajectories(out)] == kept
+
+
+@pytest.mark.parametrize("name", ["served.jsonl", "served.jsonl.zst", "folder"])
+def test_a_file_that_is_there_is_replaced_only_if_that_is_asked_for(tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    there = out / "trajectories.jsonl.zst" if name == "folder" else out
+    there.parent.mkdir(exist_ok=True)
+    there.write_bytes(b"of an earlier run")
+    serving = ("env", "serve", "--data", SAMPLES, "--port", "0", "--out", out)
+    refused = mcpagent(*serving)
+    assert refused.returncode == 2 and str(there) in refused.stderr and "--overwrite" in refused.stderr
+    assert there.read_bytes() == b"of an earlier run"
+    process = Command(*serving, "--overwrite", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline().startswith("http")
+    assert list(read_trajectories(there)) == []
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert "0 ended episodes" in said and "--overwrite" not in said  # which would replace what it has kept
+
+
+def test_a_connection_sends_at_once() -> None:
+    """Without TCP_NODELAY the second part of each response waits 40 ms for the delayed ACK of the first."""
+    with listening("127.0.0.1", 0) as sock, closing(socket.create_connection(sock.getsockname())):
+        accepted, _ = sock.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_an_address_of_other_machines_needs_a_token(running: Served) -> None:
