@@ -22,7 +22,6 @@ from mcpagent.bridges.ors import EpisodeServer, ServeLimits
 from mcpagent.config.environment import environment
 from mcpagent.console import counted
 from mcpagent.core.records import shown_value
-from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import UserError
 from mcpagent.interrupts import Interrupted
 from mcpagent.storage.locks import locked_file

@@ -120,6 +120,7 @@ _NAME_CHARS = 256  # the specification has 128
 DESCRIPTION_CHARS = 20_000  # of a description, that of a tool or one within a schema
 SCHEMA_CHARS = 200_000  # of a schema as JSON
 _METHOD = "tools/list"
+_NAMED = 5  # tools of a kind that a note on a changed list names
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,37 @@ class ToolList:
     tools: tuple[Tool, ...] = ()
     notes: tuple[str, ...] = ()
     version: str = ""
+
+
+@dataclass(frozen=True)
+class CatalogChange:
+    """How a tool list differs from the one that the run began with: the names of tools that are gone, that
+    take other arguments, and that are new."""
+
+    gone: frozenset[str] = frozenset()
+    altered: frozenset[str] = frozenset()
+    new: frozenset[str] = frozenset()
+
+    @classmethod
+    def between(cls, first: Mapping[str, Tool], now: Mapping[str, Tool]) -> CatalogChange:
+        """Compare two lists of tools by their names."""
+        both = first.keys() & now.keys()
+        return cls(
+            gone=frozenset(first.keys() - now.keys()),
+            altered=frozenset(n for n in both if first[n].input_schema != now[n].input_schema),
+            new=frozenset(now.keys() - first.keys()),
+        )
+
+    @property
+    def text(self) -> str:
+        """What a person is told of it: a few names of each kind. Empty if only descriptions differ."""
+        kinds = {"gone": self.gone, "with other arguments": self.altered, "new": self.new}
+        return "; ".join(f"{kind}: {_few(sorted(names))}" for kind, names in kinds.items() if names)
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(map(repr, names[:_NAMED])) + more
 
 
 def cut_texts(spec: ToolSpec) -> tuple[ToolSpec, int]:

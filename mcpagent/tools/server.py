@@ -17,6 +17,7 @@ from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import (
     DESCRIPTION_CHARS,
+    CatalogChange,
     ToolList,
     cut_texts,
     near_match,
@@ -75,7 +76,10 @@ class StartedServer:
         self.breaker = CircuitBreaker()
         self._on_note = on_note
         self._was_late = False  # and a note has said so
-        self._pinned = ""  # the hash of the first tool list, against which later ones are held
+        self._first: dict[str, Tool] | None = None  # its first tools, against which later ones are held
+        self._noted: set[str] = set()  # the hashes of other lists that a note has named
+        # Built-in ones never change theirs, and a list at every error would cost more than the call.
+        self.may_change = not (isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas)
 
     async def start(self) -> Sequence[ToolSpec]:
         """Open the server and list its tools; one that every session has its own of is closed again.
@@ -112,7 +116,7 @@ class StartedServer:
             else:
                 name = spec.name if len(spec.name) <= 60 else f"{spec.name[:60]}..."
                 self._on_note(f"server {self.name!r}: tool {name!r} is left out: {fault}")
-        if not (isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas):
+        if self.may_change:
             # In a thread: a large schema takes half a second, and a server may have many.
             specs, notes = await asyncio.to_thread(_with_usable_schemas, specs)
             for note in notes:
@@ -122,7 +126,7 @@ class StartedServer:
         if self.limits.reset is not None:
             self._check_names("reset", [call.tool for call in self.limits.reset.calls], names)
         self.inputs = {s.name: SchemaCheck(s.input_schema) for s in specs}
-        if isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas:
+        if not self.may_change:
             return specs  # a check of every result would be an eighth of what an episode costs
         self.outputs = {s.name: SchemaCheck(s.output_schema) for s in specs if s.output_schema is not None}
         return specs
@@ -143,7 +147,7 @@ class StartedServer:
         others."""
         # A server object in this process is the same one each time: nothing to compare, and a list of many
         # tools would cost more than an episode's calls.
-        is_known = bool(self._pinned) and isinstance(self._launcher, MemoryLauncher)
+        is_known = self._first is not None and isinstance(self._launcher, MemoryLauncher)
         launcher, workspace = self._launcher, None
         if isinstance(launcher, StdioLauncher) and self._workspace is not None:
             workspace = self._workspace.copy()
@@ -153,7 +157,8 @@ class StartedServer:
             launcher,
             breaker=self.breaker,
             start_timeout_s=self.limits.start_timeout_s,
-            on_tool_list=None if is_known else partial(self._compare, workspace),
+            on_tool_list=partial(self._compare, workspace),
+            lists_tools=not is_known,
             on_restart=self._count_restart,
             workspace=workspace,
         )
@@ -202,17 +207,31 @@ class StartedServer:
     def _count_restart(self) -> None:
         self.counts.restarts += 1
 
-    def _compare(self, workspace: WorkspaceCopy | None, tool_list: ToolList) -> None:
-        """Hold the tools of a new process against those that the run began with."""
-        current = catalog_hash(to_spec(self.name, tool) for tool in self._offered(tool_list, workspace))
-        if self._pinned in ("", current):
-            self._pinned = current
-            return
-        text = "it came back with other tools than it had at the start"
+    def _compare(self, workspace: WorkspaceCopy | None, tool_list: ToolList) -> CatalogChange:
+        """Hold a tool list against the one that the run began with, and say, once for each, that it is
+        another. Raises OpenFailed if `on_catalog_change` refuses it."""
+        now = {tool.name: tool for tool in self._offered(tool_list, workspace)}
+        if self._first is None:
+            self._first = now
+        if now == self._first:
+            return CatalogChange()
+        change = CatalogChange.between(self._first, now)
+        digest, first = (
+            catalog_hash(to_spec(self.name, t) for t in tools.values()) for tools in (now, self._first)
+        )
+        if digest == first:
+            return change
+        what = change.text or "in what they say of themselves"
+        text = f"its tools are not those that it had at the start ({what})"
         if self._config.on_catalog_change == "refuse":
             raise OpenFailed(f"{text} (tools.on_catalog_change is refuse)", permanent=True)
-        self._pinned = current
-        self._on_note(f"server {self.name!r}: {text}; the first ones stay on offer")
+        if digest not in self._noted:
+            self._noted.add(digest)
+            self._on_note(
+                f"server {self.name!r}: {text}; the first ones stay on offer, and an episode that fails by "
+                "it is not scored"
+            )
+        return change
 
     @staticmethod
     def _offered(tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:

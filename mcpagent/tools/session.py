@@ -109,7 +109,7 @@ class PoolSession:
             await self._reset_first(server, supervisor)
             if workspace is not None:
                 pending.arguments = workspace.to_server(pending.arguments)
-            raw = await make_call(server, supervisor, pending)
+            raw = await _make_offered_call(server, supervisor, pending)
             if workspace is not None:
                 raw = workspace.said(raw)
             result = self._result(server, named, raw, latency_s=pending.latency_s)
@@ -206,6 +206,37 @@ class PoolSession:
         )
 
 
+async def _make_offered_call(
+    server: StartedServer, supervisor: ServerSupervisor, pending: PendingCall
+) -> CallToolResult:
+    """Make one call, and tell an error that comes of a changed tool list from one of the model's. Raises
+    CallFailed.
+
+    Not by what the server says: some answer with an error, some with a text, and a notification may come late
+    or never. So after an error its tools are listed again."""
+    failure: CallFailed | None = None
+    raw: CallToolResult | None = None
+    try:
+        raw = await make_call(server, supervisor, pending)
+    except CallFailed as failed:
+        if failed.kind.is_infrastructure:
+            raise
+        failure = failed
+    if server.may_change and (raw is None or raw.is_error):
+        change = await supervisor.change_now()
+        if pending.tool in change.gone | change.altered:
+            raise _changed(pending.tool, is_gone=pending.tool in change.gone) from failure
+    if failure is not None:
+        raise failure
+    assert raw is not None
+    return raw
+
+
+def _changed(tool: str, *, is_gone: bool) -> CallFailed:
+    how = "the server no longer has it" if is_gone else "the server takes other arguments for it now"
+    return CallFailed(FailureKind.CHANGED, f"{tool} was offered, but {how}")
+
+
 async def make_call(
     server: StartedServer, supervisor: ServerSupervisor, pending: PendingCall
 ) -> CallToolResult:
@@ -228,6 +259,8 @@ async def make_call(
             pending.waited_s += time.perf_counter() - begun_s
             if not supervisor.is_fit(live):
                 continue  # it was lost, or went quiet, while this call waited for its slot
+            if pending.tool in live.change.gone:
+                raise _changed(pending.tool, is_gone=True)
             if wrote_to not in (None, live.number):
                 text = "the server was restarted since this episode wrote to it: what it held may be lost"
                 raise CallFailed(FailureKind.CRASHED, text)

@@ -17,7 +17,7 @@ from mcp.types import EmptyResult, PingRequest
 
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.tools import FailureKind
-from mcpagent.tools.catalog import ToolList, read_tool_list
+from mcpagent.tools.catalog import CatalogChange, ToolList, read_tool_list
 from mcpagent.tools.faults import (
     CallFailed,
     CallLost,
@@ -44,6 +44,10 @@ class Live:
     leave: asyncio.Event
     tool_list: ToolList
     number: int  # 1 for the first
+    change: CatalogChange  # of its tools since the run began, by its latest list
+    listing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while its tools are listed again
+    lists_asked: int = 0
+    last_list: int = 0  # whose end was waited for
     health_check: asyncio.Task[None] | None = None  # while it runs, calls wait for it
     is_shaky: bool = False  # its last call was lost, though not the connection: calls wait out the backoff
     fault: str = ""  # why it has to end; empty if it ends by itself
@@ -74,9 +78,9 @@ _CLOSE_TIMEOUT_S = 10.0  # the SDK's own escalation (EOF, SIGTERM, SIGKILL) take
 class ServerSupervisor:
     """Keeps one server running. Bound to the running loop; the first `up` starts it.
 
-    `breaker` belongs to the server, so several supervisors may share it. `on_tool_list` sees the tool list of
-    every generation and may raise OpenFailed; None if the list need not be read. `workspace` is the copy that
-    it works on.
+    `breaker` belongs to the server, so several supervisors may share it. `on_tool_list` sees every tool list,
+    says what of it has changed, and may raise OpenFailed; that of a new generation is read if `lists_tools`.
+    `workspace` is the copy that it works on.
     """
 
     def __init__(
@@ -86,7 +90,8 @@ class ServerSupervisor:
         *,
         breaker: CircuitBreaker,
         start_timeout_s: float,
-        on_tool_list: Callable[[ToolList], None] | None,
+        on_tool_list: Callable[[ToolList], CatalogChange],
+        lists_tools: bool,
         on_restart: Callable[[], None],
         workspace: WorkspaceCopy | None,
     ) -> None:
@@ -96,6 +101,7 @@ class ServerSupervisor:
         self._launcher = launcher
         self._breaker = breaker
         self._on_tool_list = on_tool_list
+        self._lists_tools = lists_tools
         self._on_restart = on_restart
         self._generations = 0
         self._live: Live | None = None
@@ -160,6 +166,37 @@ class ServerSupervisor:
         self._breaker.failed(reason)
         if self._breaker.refusal is None:
             self._check_health(live, PING_TIMEOUT_S, is_doubted=False)
+
+    async def change_now(self) -> CatalogChange:
+        """List the tools again and return what has changed since the run began, as far as that can be read.
+        Calls that fail at the same time share a list: it only has to be asked for after their failure. Raises
+        CallFailed if the change is refused."""
+        live = self._live
+        if live is None:
+            return CatalogChange()
+        known = live.lists_asked
+        async with live.listing:
+            if live.last_list <= known and not live.leave.is_set():
+                live.lists_asked = number = live.lists_asked + 1
+                asked = self.keep(asyncio.create_task(read_tool_list(live.client)))
+                try:
+                    in_time = await settled(asked, PING_TIMEOUT_S)
+                finally:
+                    asked.cancel()
+                live.last_list = number
+                if in_time and not asked.cancelled() and asked.exception() is None:
+                    self._take(live, asked.result())
+        if live.fault:
+            raise CallFailed(FailureKind.CHANGED, live.fault)
+        return live.change
+
+    def _take(self, live: Live, tool_list: ToolList) -> None:
+        """Note the tools that an instance has now; end it if they are refused."""
+        try:
+            live.change = self._on_tool_list(tool_list)
+        except OpenFailed as refused:  # the next start says so again, to the calls that wait for it
+            live.fault = refused.text
+            live.leave.set()
 
     def keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         """Hold a task that may be waited for by no caller until it is done, and take its exception."""
@@ -234,12 +271,8 @@ class ServerSupervisor:
         """End an instance whose connection is gone, or that came back with tools that are refused."""
         if lost is not None:
             live.leave.set()
-        elif asked.exception() is None and isinstance(asked.result(), ToolList) and self._on_tool_list:
-            try:
-                self._on_tool_list(asked.result())
-            except OpenFailed as refused:  # the next start says so again, to the calls that wait for it
-                live.fault = refused.text
-                live.leave.set()
+        elif asked.exception() is None and isinstance(asked.result(), ToolList):
+            self._take(live, asked.result())
 
     def _what_to_wait_for(self) -> Live | asyncio.Task[Any]:
         live = self._live
@@ -323,15 +356,26 @@ class ServerSupervisor:
             if live is not None:
                 live.fault, live.is_counted = str(ended), ended.is_lasting
 
+        def on_tools_changed() -> None:
+            if live is not None:
+                self.keep(asyncio.create_task(self.change_now(), name=f"tools of {self.name}"))
+
+        opened = self._launcher.client(on_eof=leave.set, on_end=on_end, on_tools_changed=on_tools_changed)
         try:
-            async with self._launcher.client(on_eof=leave.set, on_end=on_end) as client:
-                tool_list = ToolList()
-                if self._on_tool_list is not None:
+            async with opened as client:
+                tool_list, change = ToolList(), CatalogChange()
+                if self._lists_tools:
                     tool_list = await read_tool_list(client)
-                    self._on_tool_list(tool_list)
+                    change = self._on_tool_list(tool_list)
                 if not ready.done():
                     self._generations += 1
-                    live = Live(client=client, leave=leave, tool_list=tool_list, number=self._generations)
+                    live = Live(
+                        client=client,
+                        leave=leave,
+                        tool_list=tool_list,
+                        number=self._generations,
+                        change=change,
+                    )
                     ready.set_result(live)
                     await leave.wait()
                     may_answer = not live.fault and not self._closed  # as a session that HTTP has forgotten

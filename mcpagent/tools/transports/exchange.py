@@ -12,7 +12,6 @@ import httpx2
 from mcp_types import (
     JSONRPCError,
     JSONRPCMessage,
-    JSONRPCRequest,
     JSONRPCResponse,
     RequestId,
 )
@@ -21,6 +20,7 @@ from mcpagent.tools.transports.jsonrpc import (
     NOTIFICATION,
     Malformed,
     UnaskedTraffic,
+    is_for_session,
     is_notification,
     parse,
 )
@@ -149,7 +149,7 @@ class Events:
             if isinstance(message, (JSONRPCResponse, JSONRPCError)):
                 return as_reply(message, self._request_id)
             self._unasked.note(len(data))
-            if isinstance(message, JSONRPCRequest):
+            if is_for_session(message):
                 self._on_message(message)
         return None
 

@@ -22,6 +22,8 @@ from mcp_types import (
     ErrorData,
     JSONRPCError,
     JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
     JSONRPCResponse,
     RequestId,
     jsonrpc_message_adapter,
@@ -192,9 +194,11 @@ class Inbox(ObjectReceiveStream[SessionMessage]):
             self._reader.set_result(None)
 
 
-# Nothing here uses a notification: no progress, no logs, and tools are listed anew with each connection.
+# Of notifications one is used: no progress, no logs.
+_TOOLS_CHANGED = "notifications/tools/list_changed"
 _NOTIFICATION = re.compile(
-    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"method"\s*:\s*"notifications/[^"\\]*"\s*[,}]'
+    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"method"\s*:\s*'
+    rb'"notifications/(?!tools/list_changed")[^"\\]*"\s*[,}]'
 )
 
 _PER_S = 2_000  # of units, below
@@ -235,6 +239,14 @@ def is_notification(data: bytes) -> bool:
     """Return True for what may be dropped before it is parsed; some notifications are only known
     afterwards."""
     return _NOTIFICATION.match(data) is not None
+
+
+def is_for_session(message: JSONRPCMessage) -> bool:
+    """Return True for what a server says unasked and the session is told: its requests, which are refused,
+    and that its tools have changed."""
+    if isinstance(message, JSONRPCNotification):
+        return message.method == _TOOLS_CHANGED
+    return isinstance(message, JSONRPCRequest)
 
 
 def append_to_log(log: BinaryIO, data: bytes) -> None:

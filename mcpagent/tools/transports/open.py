@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 from mcp import Client, MCPError
 from mcp.client import Transport
+from mcp.client.session import IncomingMessage, MessageHandlerFnT
 from mcp.server import MCPServer, Server
+from mcp.types import ToolListChangedNotification
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from mcpagent.core.redact import SECRETS
@@ -31,10 +33,14 @@ class Launcher(Protocol):
     """Makes a fresh client for each opening of a connection."""
 
     def client(
-        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None]
+        self,
+        *,
+        on_eof: Callable[[], None],
+        on_end: Callable[[ServerEnded], None],
+        on_tools_changed: Callable[[], None],
     ) -> AbstractAsyncContextManager[Client]:
         """Return a new client; `on_eof` is called as soon as the server has closed its end, `on_end` before
-        it with the reason, if that is known."""
+        it with the reason, if that is known, and `on_tools_changed` if the server says so of its tools."""
         ...
 
     def log_tail(self) -> str:
@@ -51,10 +57,16 @@ class MemoryLauncher:
     keeps_schemas: bool
 
     def client(
-        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None]
+        self,
+        *,
+        on_eof: Callable[[], None],
+        on_end: Callable[[ServerEnded], None],
+        on_tools_changed: Callable[[], None],
     ) -> AbstractAsyncContextManager[Client]:
         """Return a client of the object; nothing is started."""
-        return Client(self.server, mode=LATEST_MODERN_VERSION)
+        return Client(
+            self.server, mode=LATEST_MODERN_VERSION, message_handler=_if_tools_changed(on_tools_changed)
+        )
 
     def log_tail(self) -> str:
         """Empty: it has no stderr."""
@@ -72,10 +84,12 @@ class _Negotiation:
         self._mode = "auto"
 
     @asynccontextmanager
-    async def client(self, streams: Transport) -> AsyncGenerator[Client]:
+    async def client(self, streams: Transport, handler: MessageHandlerFnT) -> AsyncGenerator[Client]:
         async with AsyncExitStack() as stack:
             try:
-                client = await stack.enter_async_context(Client(streams, mode=self._mode))
+                client = await stack.enter_async_context(
+                    Client(streams, mode=self._mode, message_handler=handler)
+                )
             except BaseException:
                 self._mode = "auto"
                 raise
@@ -97,7 +111,11 @@ class StdioLauncher:
 
     @asynccontextmanager
     async def client(
-        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None]
+        self,
+        *,
+        on_eof: Callable[[], None],
+        on_end: Callable[[ServerEnded], None],
+        on_tools_changed: Callable[[], None],
     ) -> AsyncGenerator[Client]:
         """Start the process and connect to it; it is ended on leaving."""
         config = self.config
@@ -107,7 +125,7 @@ class StdioLauncher:
         with self.log_path.open("ab") as log:
             streams = stdio_streams(config, log_file=log, on_eof=on_eof, on_end=on_end, on_left=self.on_left)
             try:
-                async with self._negotiation.client(streams) as client:
+                async with self._negotiation.client(streams, _if_tools_changed(on_tools_changed)) as client:
                     yield client
             finally:
                 without_secrets(self.log_path)
@@ -137,13 +155,19 @@ class HttpLauncher:
 
     @asynccontextmanager
     async def client(
-        self, *, on_eof: Callable[[], None], on_end: Callable[[ServerEnded], None]
+        self,
+        *,
+        on_eof: Callable[[], None],
+        on_end: Callable[[ServerEnded], None],
+        on_tools_changed: Callable[[], None],
     ) -> AsyncGenerator[Client]:
         """Connect to the server; its session is ended on leaving."""
+        handler = _if_tools_changed(on_tools_changed)
 
         def older() -> AbstractAsyncContextManager[Client]:
             streams = sse_streams(self._config, on_eof=on_eof, auth=self._auth)
-            return Client(streams, mode="legacy")  # the transport is older than the newest protocol
+            # The transport is older than the newest protocol.
+            return Client(streams, mode="legacy", message_handler=handler)
 
         async with AsyncExitStack() as stack:
             if self._is_sse:
@@ -151,7 +175,7 @@ class HttpLauncher:
                 return
             streams = http_streams(self._config, on_eof=on_eof, on_end=on_end, auth=self._auth)
             try:
-                client = await stack.enter_async_context(self._negotiation.client(streams))
+                client = await stack.enter_async_context(self._negotiation.client(streams, handler))
             except Exception as refusal:
                 if not _may_be_older(refusal):
                     raise
@@ -165,6 +189,14 @@ class HttpLauncher:
     def log_tail(self) -> str:
         """Empty: its stderr is elsewhere."""
         return ""
+
+
+def _if_tools_changed(then: Callable[[], None]) -> MessageHandlerFnT:
+    async def handle(message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            then()
+
+    return handle
 
 
 def _may_be_older(refusal: BaseException) -> bool:

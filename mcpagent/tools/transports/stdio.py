@@ -37,6 +37,7 @@ from mcpagent.tools.transports.jsonrpc import (
     UnaskedTraffic,
     append_to_log,
     error_reply,
+    is_for_session,
     is_notification,
     parse,
     response_id,
@@ -350,7 +351,7 @@ class _Stdout(asyncio.Protocol):
             if self._stdin.takes_answer(message.id):
                 self.inbox.put(message)
                 return
-        elif isinstance(message, JSONRPCRequest):
+        elif is_for_session(message):
             self.inbox.put(message)
         self._unasked.note(len(line))
 
