@@ -13,7 +13,7 @@ from mcp.types import Tool
 from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.hidden_text import over_schema_texts, without_hidden
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import ToolAnnotations, ToolSpec, catalog_hash
+from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import (
     DESCRIPTION_CHARS,
@@ -37,6 +37,7 @@ from mcpagent.tools.workspace import Workspace, WorkspaceCopy
 T = TypeVar("T")
 
 _VERSION_CHARS = 200
+_WHY_CHARS = 500  # of what a note says of a failure
 _STILL_STARTING_S = (5.0, 15.0, 20.0)  # the pauses between notes on a server that does not answer its start
 _LONG_DESCRIPTION = 4000  # characters; longer ones are worth a look before a model reads them
 
@@ -75,9 +76,8 @@ class StartedServer:
         self.gate = Gate(limits.max_in_flight, calls_per_minute=limits.calls_per_minute)
         self.breaker = CircuitBreaker()
         self._on_note = on_note
-        self._was_late = False  # and a note has said so
         self._first: dict[str, Tool] | None = None  # its first tools, against which later ones are held
-        self._noted: set[str] = set()  # the hashes of other lists that a note has named
+        self._noted: set[str] = set()  # the events, and the hashes of other lists, that a note has named
         # Built-in ones never change theirs, and a list at every error would cost more than the call.
         self.may_change = not (isinstance(launcher, MemoryLauncher) and launcher.keeps_schemas)
 
@@ -160,6 +160,7 @@ class StartedServer:
             on_tool_list=partial(self._compare, workspace),
             lists_tools=not is_known,
             on_restart=self._count_restart,
+            on_death=self._note_death,
             workspace=workspace,
         )
 
@@ -170,13 +171,32 @@ class StartedServer:
 
     def timed_out(self) -> None:
         """Say, once, that a call had no answer in time, and how many the server had."""
-        if not self._was_late:
-            self._was_late = True
-            self._on_note(
-                f"server {self.name!r} did not answer a call within {self.timeout_s:g} s; it had "
-                f"{self.gate.in_flight} at once. If it takes one after the other, lower "
-                f"tools.per_server.{self.name}.max_in_flight, else raise its timeout_s"
+        self._note_once(
+            FailureKind.TIMEOUT,
+            f"did not answer a call within {self.timeout_s:g} s; it had {self.gate.in_flight} at once. If it "
+            f"takes one after the other, lower tools.per_server.{self.name}.max_in_flight, else raise its "
+            "timeout_s",
+        )
+
+    def failed(self, tool: str, kind: FailureKind, why: str) -> None:
+        """Say, once for each kind of failure that is not the model's, which call it was and why. What has a
+        note of its own is not said twice."""
+        if kind.is_infrastructure and kind not in (FailureKind.TIMEOUT, FailureKind.CHANGED):
+            why, _ = cut_middle(why, _WHY_CHARS)
+            self._note_once(
+                kind,
+                f"failed a call of {tool} ({kind}): {why}; its episode is not scored, and the report counts "
+                "further ones",
             )
+
+    def _note_death(self, reason: str) -> None:
+        why, _ = cut_middle(SECRETS.text(reason), _WHY_CHARS)
+        self._note_once("death", f"ended in mid-run: {why}; it is started again when it is called")
+
+    def _note_once(self, event: str, text: str) -> None:
+        if event not in self._noted:
+            self._noted.add(event)
+            self._on_note(f"server {self.name!r} {text}")
 
     def metrics(self) -> ServerMetrics:
         """Return what its calls came to so far."""
@@ -225,12 +245,11 @@ class StartedServer:
         text = f"its tools are not those that it had at the start ({what})"
         if self._config.on_catalog_change == "refuse":
             raise OpenFailed(f"{text} (tools.on_catalog_change is refuse)", permanent=True)
-        if digest not in self._noted:
-            self._noted.add(digest)
-            self._on_note(
-                f"server {self.name!r}: {text}; the first ones stay on offer, and an episode that fails by "
-                "it is not scored"
-            )
+        self._note_once(
+            digest,
+            f"has changed: {text}; the first ones stay on offer, and an episode that fails by it is not "
+            "scored",
+        )
         return change
 
     @staticmethod

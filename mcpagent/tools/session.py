@@ -122,6 +122,7 @@ class PoolSession:
                 failure = CallFailed(FailureKind.INVALID_ARGUMENTS, failure.text)
             text = failure.text if workspace is None else workspace.to_model(failure.text)
             text = server.without_secrets(text, tool=spec.name)
+            server.failed(spec.name, failure.kind, text)
             result = failed_result(named, failure.kind, text, latency_s=pending.latency_s)
         server.counts.note(result, waited_s=pending.waited_s, sendings=pending.sendings)
         return result

@@ -80,7 +80,7 @@ class ServerSupervisor:
 
     `breaker` belongs to the server, so several supervisors may share it. `on_tool_list` sees every tool list,
     says what of it has changed, and may raise OpenFailed; that of a new generation is read if `lists_tools`.
-    `workspace` is the copy that it works on.
+    `on_death` is told why an instance ended that was not to end. `workspace` is the copy that it works on.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class ServerSupervisor:
         on_tool_list: Callable[[ToolList], CatalogChange],
         lists_tools: bool,
         on_restart: Callable[[], None],
+        on_death: Callable[[str], None],
         workspace: WorkspaceCopy | None,
     ) -> None:
         self.workspace = workspace
@@ -103,6 +104,7 @@ class ServerSupervisor:
         self._on_tool_list = on_tool_list
         self._lists_tools = lists_tools
         self._on_restart = on_restart
+        self._on_death = on_death
         self._generations = 0
         self._live: Live | None = None
         self._opening: asyncio.Task[Live] | None = None
@@ -396,8 +398,12 @@ class ServerSupervisor:
         """Count the end of an instance, once, unless we ended it ourselves."""
         if self._live is live:
             self._live = None
-            if not self._closed and not live.is_counted:
-                self._breaker.failed(live.fault or "it ended by itself")
+            if self._closed:
+                return
+            reason = live.fault or "it ended by itself"
+            self._on_death(reason)
+            if not live.is_counted:
+                self._breaker.failed(reason)
 
     def _open_error(self, error: Exception) -> OpenFailed:
         match innermost(error):

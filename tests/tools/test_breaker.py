@@ -170,6 +170,24 @@ async def test_a_start_that_hangs_is_waited_for_no_longer_than_the_limit(tmp_pat
         assert _metrics(pool).breaker is BreakerState.OPEN
 
 
+async def test_a_server_that_dies_is_named_once_also_if_the_repeat_of_the_call_hides_it(
+    tmp_path: Path,
+) -> None:
+    notes: list[str] = []
+    async with ToolPool([_server(tmp_path)], on_note=notes.append) as pool:
+        for _ in range(3):
+            (tmp_path / "die-once").touch()
+            assert (await _call(pool, "look")).failure is None
+        (note,) = notes
+        assert "server 'crasher' ended in mid-run" in note and "exit code 3" in note
+        (tmp_path / "die-at-calls").touch()
+        for _ in range(2):
+            assert (await _call(pool, "change")).failure is FailureKind.UNKNOWN_OUTCOME
+    lost = notes[1]
+    assert len(notes) == 2 and "'crasher' failed a call of change (unknown_outcome)" in lost
+    assert "not scored" in lost
+
+
 async def test_an_episode_that_wrote_to_a_server_does_not_go_on_with_a_blank_one(tmp_path: Path) -> None:
     async with ToolPool([_server(tmp_path)]) as pool, pool.session() as wrote, pool.session() as read:
         for session, first in ((wrote, "change"), (read, "look")):
@@ -228,7 +246,8 @@ async def test_a_server_that_comes_back_with_other_tools_is_noted_or_refused(
         assert pool.catalog_hash == pinned
     if on_change == "warn":
         assert result.failure is None
-        assert "not those that it had at the start (in what they say" in notes[0]
+        assert "'crasher' ended in mid-run" in notes[0]
+        assert "not those that it had at the start (in what they say" in notes[1]
     else:
         assert result.failure is FailureKind.CRASHED
         assert "not those that it had at the start" in result.content

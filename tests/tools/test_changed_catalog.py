@@ -21,7 +21,7 @@ from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer, Isolation, StdioServer
 from tests.tools.support import ECHO_SCRIPT, call
 
-# What servers say of a tool that they do not have: the words and codes of four SDKs, and two that say nothing.
+# What servers say of a tool that they do not have: as SDKs write it, and in words that tell nothing.
 REFUSALS = {
     "invalid params": {"error": {"code": -32602, "message": "Unknown tool: take"}},
     "invalid params, other words": {
@@ -95,9 +95,9 @@ async def test_a_notification_alone_is_noted_and_what_came_back_is_called(tmp_pa
 @pytest.mark.parametrize("refusal", REFUSALS)
 async def test_an_error_of_a_tool_that_is_as_it_was_stays_the_models(tmp_path: Path, refusal: str) -> None:
     notes: list[str] = []
-    async with ToolPool([server(tmp_path, REFUSALS[refusal])], on_note=notes.append) as pool:
-        async with pool.session() as session:
-            result = await call(session, "take", server="shop", what="nothing")
+    pool = ToolPool([server(tmp_path, REFUSALS[refusal])], on_note=notes.append)
+    async with pool, pool.session() as session:
+        result = await call(session, "take", server="shop", what="nothing")
     assert result.failure is not None and not result.failure.is_infrastructure
     assert notes == []
 
@@ -130,10 +130,10 @@ async def test_an_object_in_this_process_may_change_its_tools_too() -> None:
     shop, notes = MCPServer("shop"), list[str]()
     shop.add_tool(lambda what: f"took {what}", name="take", description="Take.")
     shop.add_tool(lambda: shop.remove_tool("take"), name="close", description="Close.")
-    async with ToolPool([InProcessServer(name="shop", server=shop)], on_note=notes.append) as pool:
-        async with pool.session() as session:
-            assert (await call(session, "close", server="shop")).failure is None
-            assert (await call(session, "take", server="shop", what="it")).failure is FailureKind.CHANGED
+    pool = ToolPool([InProcessServer(name="shop", server=shop)], on_note=notes.append)
+    async with pool, pool.session() as session:
+        assert (await call(session, "close", server="shop")).failure is None
+        assert (await call(session, "take", server="shop", what="it")).failure is FailureKind.CHANGED
     assert "gone: 'take'" in notes[0]
 
 

@@ -58,6 +58,21 @@ async def _poison(session: PoolSession, tool: str, **arguments: Any) -> ToolResu
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS, ids="-".join)
+async def test_a_server_that_answers_too_much_or_nonsense_is_named_once_for_each(
+    transport: tuple[str, ...],
+) -> None:
+    notes: list[str] = []
+    with _server(*transport) as server:
+        pool = ToolPool([server], on_note=notes.append)
+        async with pool, pool.session() as session:
+            for kind in ("oversize", "no result", "oversize", "no result"):
+                await _poison(session, "poison", kind=kind)
+    assert [note.partition(")")[0] for note in notes] == [
+        f"server 'poison' failed a call of poison ({kind}" for kind in ("oversize", "schema")
+    ]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS, ids="-".join)
 async def test_a_poisoned_response_costs_its_own_call_and_no_neighbour(transport: tuple[str, ...]) -> None:
     with _server(*transport, "badlist") as server:
         async with ToolPool([server]) as pool, pool.session() as session:

@@ -1,9 +1,10 @@
 """A server whose tools change in mid-run: `python changing.py FOLDER REFUSAL`.
 
-It offers `look`, `take` and `keep`. A call of `keep` with the argument `then`, the JSON of other tools, makes them
-its tools; it sends `notifications/tools/list_changed` before it answers, if FOLDER has the file `tells`. A call of a
-tool that it does not have, or with an argument that its tool does not take, is answered by REFUSAL, the JSON of
-a result or an error. It counts the lists that it gives in the file `lists`.
+It offers `look`, `take` and `keep`. A call of `keep` with the argument `then`, the JSON of other tools,
+makes them its tools; it sends `notifications/tools/list_changed` before it answers, if FOLDER has the file
+`tells`. A call of a tool that it does not have, with an argument that its tool does not take, or of `take`
+with `nothing`, is answered by REFUSAL, the JSON of a result or an error. It writes a letter to the file
+`lists` for each list.
 """
 
 from __future__ import annotations
