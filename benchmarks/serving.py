@@ -2,12 +2,12 @@
 
     python -m benchmarks.serving [--data DIR] [--episodes N] [--calls N] [--think S] [--json]
 
-`mcpagent env serve` runs in a process of its own. The episodes are opened one after the other; then each makes
-one step, right after that of the one before it: what a request costs by itself, with all of them open. Then
-every client calls a tool again and again, with a pause before each call that stands for a model's turn
-(`--think` seconds, give or take a half): what it costs when many ask at once. A step is timed from its request
-to the end of its response, so tool time is included, and so is the client's own share of the machine. Opening is
-from a session's creation to its list of tools, three requests.
+`mcpagent env serve` runs in a process of its own. The episodes are opened one after the other; then each
+makes one step, right after that of the one before it: what a request costs by itself, with all of them open.
+Then every client calls a tool again and again, with a pause before each call that stands for a model's turn
+(`--think` seconds, give or take a half): what it costs when many ask at once. A step is timed from its
+request to the end of its response, with the time of the tool and the client's own share of the machine. Opening
+is from a session's creation to its list of tools, three requests.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Playing:
         self.answer = listed["terminal_tool"]["name"]
 
     async def step(self, name: str, arguments: dict[str, Any]) -> float:
-        """Make one call and return the seconds that it took. Raises RuntimeError if it was not carried out."""
+        """Make one call and return the seconds that it took. Raises RuntimeError if it is refused."""
         begun = time.perf_counter()
         said = await self.ask("POST", "/call", {"name": name, "input": arguments})
         took_s = time.perf_counter() - begun

@@ -176,9 +176,9 @@ class ServerSupervisor:
         live = self._live
         if live is None:
             return CatalogChange()
-        known = live.lists_asked
+        before = live.lists_asked
         async with live.listing:
-            if live.last_list <= known and not live.leave.is_set():
+            if live.last_list <= before and not live.leave.is_set():
                 live.lists_asked = number = live.lists_asked + 1
                 asked = self.keep(asyncio.create_task(read_tool_list(live.client)))
                 try:

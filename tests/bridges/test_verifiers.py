@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -37,20 +40,33 @@ def test_rewards_in_verifiers_hold_for_a_server_that_others_wrote(time_data: Pat
 
 
 def test_vf_eval_plays_episodes_as_the_docs_have_it(bridge_data: Path, tmp_path: Path) -> None:
-    rewards = assert_rewards_of_episodes(bridge_data, tmp_path, "gold", "-n", "12")
+    (command,) = re.findall(
+        r"^PYTHONPATH=.* vf-eval .*$", (ROOT / "docs/bridges.md").read_text(), re.MULTILINE
+    )
+    assert f"# {command}\n" in (ROOT / "examples/bridges/verifiers.toml").read_text()
+    for name in ("mcpagent_tasks.py", "verifiers.toml"):
+        shutil.copy(ROOT / "examples/bridges" / name, tmp_path)
+    command = command.replace(" -m MODEL", "")
+    rewards = assert_rewards_of_episodes(bridge_data, tmp_path, "gold", "-n", "12", command=command)
     assert rewards.count(1.0) >= 9 and rewards.count(None) >= 1
 
 
-def assert_rewards_of_episodes(data: Path, folder: Path, name: str, *options: str) -> list[float | None]:
+_IN_THE_REPOSITORY = f"vf-eval @ {ROOT / 'examples/bridges/verifiers.toml'}"
+
+
+def assert_rewards_of_episodes(
+    data: Path, folder: Path, name: str, *options: str, command: str = _IN_THE_REPOSITORY
+) -> list[float | None]:
     """Compare the rewards in vf-eval's traces with those of grading the recorded episodes again."""
     with served(data) as server, chat_model(list(server.host.tasks("train"))) as model_url:
+        more = [
+            *(*options, "-m", name.replace(" ", "-"), "--client.base-url", model_url),
+            *("--env.taskset.task.url", server.url, "--env.taskset.split", "train"),
+            *("--no-rich", "--clean", "-o", str(folder), "-c", "8"),
+        ]
         done = subprocess.run(
-            [
-                *(BIN / "vf-eval", "@", ROOT / "examples/bridges/verifiers.toml", *options),
-                *("-m", name.replace(" ", "-"), "--client.base-url", model_url),
-                *("--env.taskset.task.url", server.url, "--env.taskset.split", "train"),
-                *("--no-rich", "--clean", "-o", folder, "-c", "8"),
-            ],
+            f"{command} {shlex.join(more)}",
+            shell=True,
             env={
                 **os.environ,
                 "PYTHONPATH": f"{ROOT / 'examples/bridges'}:{Path(__file__).parent}",
