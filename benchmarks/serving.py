@@ -6,8 +6,8 @@
 makes one step, right after that of the one before it: what a request costs by itself, with all of them open.
 Then every client calls a tool again and again, with a pause before each call that stands for a model's turn
 (`--think` seconds, give or take a half): what it costs when many ask at once. A step is timed from its
-request to the end of its response, with the time of the tool and the client's own share of the machine. Opening
-is from a session's creation to its list of tools, three requests.
+request to the end of its response, with the time of the tool and the client's own share of the machine.
+Opening is from a session's creation to its list of tools, three requests.
 """
 
 from __future__ import annotations

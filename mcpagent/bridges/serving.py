@@ -84,8 +84,8 @@ def serve_until_interrupted(
         bound = stack.enter_context(serve(server, host, address=address, port=port))
         if kept is not None:
             kept.begin()
-        say(url_of(address, bound))
         try:
+            say(url_of(address, bound))
             threading.Event().wait()
         except KeyboardInterrupt as interrupt:
             stack.close()
@@ -101,10 +101,12 @@ def header_rules(address: str) -> TransportSecuritySettings:
     """Return which Host and Origin a server that listens on `address` answers. On the loopback only those of
     this machine: else a web page whose name resolves to 127.0.0.1 (DNS rebinding) would reach a person's
     tools. Elsewhere any: its names are not known here."""
+    names = (*_HERE, f"[{address}]" if ":" in address else address)
+    hosts = [f"{name}{port}" for name in names for port in ("", ":*")]
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=_is_loopback(address),
-        allowed_hosts=[f"{name}{port}" for name in _HERE for port in ("", ":*")],
-        allowed_origins=[f"http://{name}{port}" for name in _HERE for port in ("", ":*")],
+        allowed_hosts=hosts,
+        allowed_origins=[f"http://{host}" for host in hosts],
     )
 
 

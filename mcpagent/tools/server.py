@@ -242,13 +242,11 @@ class StartedServer:
         if digest == first:
             return change
         what = change.text or "in what they say of themselves"
-        text = f"its tools are not those that it had at the start ({what})"
+        text = f"has other tools than at the start ({what})"
         if self._config.on_catalog_change == "refuse":
-            raise OpenFailed(f"{text} (tools.on_catalog_change is refuse)", permanent=True)
+            raise OpenFailed(f"it {text} (tools.on_catalog_change is refuse)", permanent=True)
         self._note_once(
-            digest,
-            f"has changed: {text}; the first ones stay on offer, and an episode that fails by it is not "
-            "scored",
+            digest, f"{text}; the first ones stay on offer, and an episode that fails by it is not scored"
         )
         return change
 

@@ -214,7 +214,8 @@ async def _make_offered_call(
     CallFailed.
 
     Not by what the server says: some answer with an error, some with a text, and a notification may come late
-    or never. So after an error its tools are listed again."""
+    or never. So after an error its tools are listed again; not while it is explored, which tries what may
+    fail."""
     failure: CallFailed | None = None
     raw: CallToolResult | None = None
     try:
@@ -223,7 +224,8 @@ async def _make_offered_call(
         if failed.kind.is_infrastructure:
             raise
         failure = failed
-    if server.may_change and (raw is None or raw.is_error):
+    may_change = server.may_change and pending.purpose is not Purpose.SYNTH
+    if may_change and (raw is None or raw.is_error):
         change = await supervisor.change_now()
         if pending.tool in change.gone | change.altered:
             raise _changed(pending.tool, is_gone=pending.tool in change.gone) from failure

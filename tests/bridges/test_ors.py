@@ -348,7 +348,7 @@ async def test_a_kill_loses_no_episode_that_has_ended(tmp_path: Path, suffix: st
     command = ("env", "serve", "--data", SAMPLES, "--port", "0", "--out", out)
     process = Command(*command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
-    url = process.stdout.readline().strip()
+    url, kept = process.stdout.readline().strip(), list[str]()
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         for number in range(3):
             outcome = await call(client, await begin(client, "train", number), "answer", {"text": "5"})
@@ -384,6 +384,13 @@ def test_a_connection_sends_at_once() -> None:
         accepted, _ = sock.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_every_address_of_the_loopback_answers_to_its_own_name(running: Served) -> None:
+    with serve(running.server, running.host, address="127.0.0.2", port=0) as port:
+        assert httpx.get(f"http://127.0.0.2:{port}/health").status_code == 200
+        refused = httpx.get(f"http://127.0.0.2:{port}/health", headers={"Host": "evil.example"})
+        assert refused.status_code == 421
 
 
 def test_an_address_of_other_machines_needs_a_token(running: Served) -> None:
