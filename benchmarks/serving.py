@@ -143,7 +143,12 @@ class Clients:
         for episode in playing:
             self.alone_s.append(await episode.step(episode.tool, {}))
         begun = time.perf_counter()
-        await asyncio.gather(*(self._to_the_end(episode, calls - 1) for episode in playing))
+        await asyncio.gather(
+            *(
+                self._to_the_end(episode, calls - 1, begin_after_s=self._think_s * number / episodes)
+                for number, episode in enumerate(playing)
+            )
+        )
         return time.perf_counter() - begun
 
     async def _open(self) -> Playing:
@@ -154,7 +159,8 @@ class Clients:
         self.opens_s.append(time.perf_counter() - begun)
         return episode
 
-    async def _to_the_end(self, episode: Playing, calls: int) -> None:
+    async def _to_the_end(self, episode: Playing, calls: int, *, begin_after_s: float) -> None:
+        await asyncio.sleep(begin_after_s)
         for name, arguments in [*[(episode.tool, {})] * calls, (episode.answer, {"text": "Answer: 1"})]:
             await asyncio.sleep(self._think_s * self._rng.uniform(0.5, 1.5))
             self.steps_s.append(await episode.step(name, arguments))
