@@ -239,19 +239,14 @@ def _unknown(entry: Entry, spelled: Key) -> UserError:
 
 
 def _near_match(dotted: str) -> str | None:
-    """The known key that was probably meant: the same name in another section, else the nearest spelling."""
-    section, _, name = dotted.rpartition(".")
+    """Return the known key that was probably meant: the same name in another section, else the nearest
+    spelling."""
+    name = dotted.rpartition(".")[2]
     elsewhere = [key for key in _NAMES if key.rpartition(".")[2] == name]
     if elsewhere:
         return " or ".join(elsewhere[:2])
-    siblings = {key.rpartition(".")[2]: key for key in _NAMES if key.rpartition(".")[0] == section}
-    headings = {} if section else {key[0]: key[0] for key in sorted(SECTIONS) if len(key) == 1}
-    anywhere = {key.rpartition(".")[2]: key for key in _NAMES}
-    for candidates, cutoff in ((siblings | headings, 0.6), (anywhere, 0.75)):
-        close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
-        if close:
-            return candidates[close[0]]
-    return None
+    sections = sorted(key[0] for key in SECTIONS if len(key) == 1)
+    return next(iter(difflib.get_close_matches(dotted, [*_NAMES, *sections], n=1, cutoff=0.75)), None)
 
 
 def _is_prefix(short: Key, long: Key) -> bool:
