@@ -99,7 +99,8 @@ def test_answers_are_what_the_tools_found_and_provenance_says_who_wrote_the_task
         assert task.offered_tools is not None
         assert gold < set(task.offered_tools)
         assert len(task.offered_tools) == len(gold) + 5
-        assert len(task.prompt[0].content.splitlines()) == 1 + len(task.offered_tools) + task.truth.answer_line
+        lines = len(task.prompt[0].content.splitlines())
+        assert lines == 1 + len(task.offered_tools) + task.truth.answer_line
     unreadable = [v for task in tasks for v in task.extra_info["votes"] if v["accept"] is None]
     assert unreadable
     assert all(v["reason"] == "no vote: malformed" for v in unreadable)
