@@ -117,14 +117,23 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in value if names.count(n) > 1)!r} is given twice")
+    return value
+
+
 JSON_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # RFC 8259: neither NaN nor Infinity
+_MODEL_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeated)
 
 
 def decode_model_json(text: str, position: int = 0, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, int]:
     """Return the JSON value that begins at `position` and where it ends. Raises ValueError, which says
-    what is wrong with it."""
+    what is wrong with it; a name that an object gives twice is wrong, since one of the two would be lost."""
     try:
-        value, end = JSON_DECODER.raw_decode(text, position)
+        value, end = _MODEL_DECODER.raw_decode(text, position)
         # An escaped lone surrogate cannot be stored or sent, and 1e999 decodes to infinity.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         is_deep = _is_deeper(value, max_depth)
@@ -137,6 +146,21 @@ def decode_model_json(text: str, position: int = 0, *, max_depth: int = MAX_JSON
     if is_deep:
         raise ValueError(f"the JSON is nested deeper than {max_depth}")
     return value, end
+
+
+# What begins or ends a thought or a call in a dialect whose calls are JSON.
+_MARK = re.compile(r"<(?=/?(?:tool_call|tool|think)>|\|python_tag\|>)")
+
+
+def encode_model_json(value: Any) -> str:
+    """Return the value as JSON in which no text spells a mark."""
+    return escape_marks(json.dumps(value, ensure_ascii=False))
+
+
+def escape_marks(text: str) -> str:
+    """Return JSON or Python with an escape in each mark that a text in it spells: a parser would take it for
+    the beginning of a thought or a call."""
+    return _MARK.sub(r"\\u003c", text)
 
 
 def _is_deeper(value: object, limit: int) -> bool:

@@ -56,8 +56,7 @@ def parse_action(
     if dialect.read_turn is not None:
         thinking, text = dialect.read_turn(action, parsed)
     else:
-        thinking, body = _split_thinking(action, *dialect.thinking)
-        text = _parse_blocks(body, dialect, parsed)
+        thinking, text = _parse_blocks(action, dialect, parsed)
         if not parsed and dialect.read_text is not None:
             text = dialect.read_text(text, parsed)
     return ParsedAction(
@@ -65,28 +64,32 @@ def parse_action(
     )
 
 
-def _split_thinking(action: str, opening: str, closing: str) -> tuple[str | None, str]:
-    """Thinking and the rest. A template may have opened the block in the prompt, so that only its end is
-    here; a block that never ends was cut off and holds no action."""
-    before, closed, _ = action.partition(closing)
-    if closed and opening not in before:
-        action = opening + action
-    block = re.compile(rf"{re.escape(opening)}(.*?)(?:{re.escape(closing)}|\Z)", re.DOTALL)
-    pieces = block.split(action)  # what is outside and inside of thoughts, in turns
-    thoughts = [thought.strip() for thought in pieces[1::2]]
-    return ("\n".join(thoughts) if thoughts else None), "".join(pieces[::2])
-
-
-def _parse_blocks(body: str, dialect: Dialect, parsed: ParsedCalls) -> str:
-    """Calls and failures between tags; returns the text around them."""
+def _parse_blocks(body: str, dialect: Dialect, parsed: ParsedCalls) -> tuple[str | None, str]:
+    """Return the thinking and the text around thoughts and calls, in one pass: a thought that a call's
+    arguments spell is theirs, and a call within a thought is none."""
+    opening, closing = dialect.thinking
+    thoughts: list[str] = []
+    before, closed, rest = body.partition(closing)
+    if closed and opening not in before:  # the template has opened the thought in the prompt
+        thoughts.append(before)
+        body = rest
     tags = _tags(dialect.name)
     text: list[str] = []
     position = 0
     while match := tags.search(body, position):
         text.append(body[position : match.start()])
+        if match[0] == opening:
+            # One that never ends was cut off, and holds no action.
+            end = body.find(closing, match.end())
+            end = len(body) if end < 0 else end
+            thoughts.append(body[match.end() : end])
+            text.append("\n")  # in its place: JSON with a line break in a text is broken, not another JSON
+            position = end + len(closing)
+            continue
         if parsed.is_full:
             parsed.fail(body[match.start() :], "too many broken calls: the rest was not read")
-            return "".join(text)
+            position = len(body)
+            break
         read = dialect.blocks.get(match[0])
         if read is None:
             # The text before belongs to the failure: it is what was meant to be inside.
@@ -94,14 +97,32 @@ def _parse_blocks(body: str, dialect: Dialect, parsed: ParsedCalls) -> str:
             position = match.end()
         else:
             position = read(body, match.start(), match.end(), parsed)
-    return "".join([*text, body[position:]])
+    text.append(body[position:])
+    thinking = "\n".join(thought.strip() for thought in thoughts) if thoughts else None
+    return thinking, "".join(text)
 
 
 @cache
 def _tags(name: str) -> re.Pattern[str]:
     dialect = DIALECT_OF[name]
-    tags = sorted({*dialect.blocks, *dialect.strays}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, tags)) or r"(?!)")
+    tags = sorted({*dialect.blocks, *dialect.strays, dialect.thinking[0]}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, tags)))
+
+
+def reads_back(
+    calls: Sequence[tuple[str, JsonObject]],
+    *,
+    tool_format: str,
+    schema_of: Callable[[str], JsonObject | None] = lambda _: None,
+    text: str = "",
+) -> bool:
+    """Return whether the dialect reads what it writes, `text` and then `calls`, as that and nothing else."""
+    parsed = parse_action(
+        DIALECT_OF[tool_format].turn(text, calls), tool_format=tool_format, schema_of=schema_of
+    )
+    # As JSON, since 1, 1.0 and true are equal; the order of names does not count.
+    read = json.dumps([[call.tool, call.arguments] for call in parsed.calls], sort_keys=True)
+    return (read, parsed.failures, parsed.text) == (json.dumps([*calls], sort_keys=True), (), text.strip())
 
 
 def error_content(message: str) -> str:

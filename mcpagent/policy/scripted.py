@@ -23,7 +23,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanStep, Task
 from mcpagent.core.tools import search_name
 from mcpagent.core.trajectory import Completion
-from mcpagent.core.values import scalars
+from mcpagent.core.values import encode_model_json, scalars
 from mcpagent.errors import RunError
 from mcpagent.policy.contract import CompletionRequest
 from mcpagent.storage.datasets import DiskList
@@ -38,10 +38,8 @@ _MAX_QUERY_CHARS = 200
 
 
 def call_text(name: str, arguments: JsonObject) -> str:
-    """Return a call in Hermes form, as scripted policies and demonstrations write it. Tags in its arguments
-    are escaped, as JSON allows: a parser would take them for the beginning of a thought."""
-    body = _TAG.sub(r"\\u003c", json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False))
-    return f"<tool_call>\n{body}\n</tool_call>"
+    """Return a call in Hermes form, as scripted policies and demonstrations write it."""
+    return f"<tool_call>\n{encode_model_json({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class ScriptedPolicy:

@@ -16,6 +16,11 @@ _MAX_RAW_CHARS = 2000  # a failure is shown to the model and stored; a runaway t
 # Each failure is answered, and reading on after one may mean reading the same text again: this bounds both.
 _MAX_FAILURES = 32
 _SPACE = re.compile(r"\s*")
+# The keys of a call that is a JSON object. By the others a text is not taken for one.
+_NAME_KEYS = ("name", "tool")
+ARGUMENT_KEYS = ("arguments", "parameters")
+_OTHER_ARGUMENT_KEYS = ("args", "params", "input", "kwargs")
+_CALL_FORM = '{"name": ..., "arguments": {...}}'
 
 
 class NotACall(Exception):
@@ -52,6 +57,39 @@ class ParsedCalls:
         self._next_id += 1
         self.calls.append(call)
 
+    def add_object(self, raw: str, value: object) -> None:
+        """Add the call that a JSON object is: a name, its arguments and nothing else that is not used; or the
+        failure that it is."""
+        try:
+            name, arguments = self._parts(value)
+        except NotACall as problem:
+            self.fail(raw, str(problem))
+        else:
+            self.add(raw, name, arguments)
+
+    def _parts(self, value: object) -> tuple[object, object]:
+        if not isinstance(value, dict):
+            raise NotACall(f"expected {_CALL_FORM}")
+        names = [key for key in _NAME_KEYS if key in value]
+        name = value[names[0]] if names else None
+        schema = (self.schema_of(name.strip()) if isinstance(name, str) else None) or {}
+        properties = schema.get("properties")
+        takes = properties.keys() if isinstance(properties, dict) else frozenset[str]()
+        keys = [key for key in ARGUMENT_KEYS if key in value]
+        keys += [key for key in _OTHER_ARGUMENT_KEYS if key in value and key not in takes]
+        for given in (names, keys):
+            if len(given) > 1:
+                raise NotACall(f"the call has both {given[0]!r} and {given[1]!r}: expected {_CALL_FORM}")
+        arguments = value[keys[0]] if keys else {}
+        labels = {"type"} if value.get("type") == "function" else set[str]()
+        # APIs give a call an id. Without arguments, or if they lack the tool's own `id`, it may be one of them.
+        if keys and ("id" not in takes or (isinstance(arguments, dict) and "id" in arguments)):
+            labels.add("id")
+        if unused := value.keys() - {*names, *keys, *labels}:
+            listed = ", ".join(map(repr, sorted(unused)))
+            raise NotACall(f"the call has {listed} next to its name, which nothing reads: expected {_CALL_FORM}")
+        return name, arguments
+
     def fail(self, raw: str, reason: str) -> None:
         """Add a failure; of its text only the beginning is kept."""
         self.failures.append(ParseFailure(raw=raw[:_MAX_RAW_CHARS], reason=reason))
@@ -74,7 +112,10 @@ def _checked_name(name: object) -> str:
 
 def _checked_arguments(arguments: object) -> JsonObject:
     if isinstance(arguments, str):  # OpenAI-style: the arguments as a JSON string
-        arguments = decode_json(arguments, 0)[0] if arguments.strip() else {}
+        text = arguments.strip()
+        arguments, end = decode_json(text, 0) if text else ({}, 0)
+        if end < len(text):
+            raise NotACall("text after the JSON of the arguments")
     if not isinstance(arguments, dict):
         raise NotACall("the arguments must be a JSON object")
     return arguments
@@ -174,7 +215,8 @@ def _typed(text: str, types: frozenset[str]) -> Any:
 
 
 def _read(text: str) -> Any:
-    """Return the value that the text reads as; the text itself if it is only text."""
+    """Return the value that the text reads as; the text itself if it is only text, which is written without
+    quotes: those that it has are its own."""
     stripped = text.strip()
     if stripped in _PYTHON_WORDS:
         return _PYTHON_WORDS[stripped]
@@ -182,7 +224,7 @@ def _read(text: str) -> Any:
         value, end = decode_json(stripped, 0)
     except NotACall:
         return text
-    return value if end == len(stripped) else text
+    return value if end == len(stripped) and not isinstance(value, str) else text
 
 
 def _type_of(value: Any) -> frozenset[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.values import MAX_JSON_DEPTH
+from mcpagent.core.values import MAX_JSON_DEPTH, encode_model_json, escape_marks
 from mcpagent.env.dialects.dialect import (
     Dialect,
     NotACall,
@@ -30,7 +30,8 @@ class _Notation:
     read_text: Callable[[str, int], tuple[str, int]]
 
 
-_BARE_KEY = re.compile(r"\s*([^:{}\[\],<>]+):")
+_BARE_KEY = re.compile(r"\s*((?:[^:{},<]|<(?!\|))+):")
+_PLAIN_KEY = re.compile(r"[\w$@.\[\]-]+")  # what a template writes without quotes, and so a model
 _WORD = re.compile(r"\s*(true|false|null|True|False|None)\b")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "True": True, "False": False}
 _NUMBER = re.compile(r"\s*-?[0-9]")
@@ -134,12 +135,17 @@ def _write_gemma(name: str, arguments: JsonObject) -> str:
     return f"{_GEMMA_OPENING}call:{name}{_gemma_of(arguments)}{_GEMMA_END}"
 
 
+def _gemma_key(key: str) -> str:
+    return key if _PLAIN_KEY.fullmatch(key) else _gemma_of(key)
+
+
 def _gemma_of(value: Any) -> str:
     match value:
         case str():
             return f"{_QUOTE}{value}{_QUOTE}"
         case dict():
-            return "{" + ",".join(f"{key}:{_gemma_of(item)}" for key, item in value.items()) + "}"
+            fields = (f"{_gemma_key(key)}:{_gemma_of(item)}" for key, item in value.items())
+            return "{" + ",".join(fields) + "}"
         case list():
             return "[" + ",".join(map(_gemma_of, value)) + "]"
         case _:
@@ -157,14 +163,14 @@ GEMMA4 = Dialect(
 
 # LFM2: <|tool_call_start|>[name(key='text', other=1), second()]<|tool_call_end|>, as Python writes it.
 _LIST_OPENING, _LIST_END = "<|tool_call_start|>", "<|tool_call_end|>"
-_PYTHON_NAME = re.compile(r"\s*([^\s()\[\]{},='\"<>]+)\s*\(\s*")
-_PYTHON_KEY = re.compile(r"\s*([^\s()\[\]{},='\"<>]+)\s*=\s*")
+_PYTHON_NAME = re.compile(r"\s*([^()\[\]{},='\"]+)\(\s*")
+_PYTHON_KEY = re.compile(r"\s*([^(){},='\"]+)=\s*")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\s\S])")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
 # A text that is an argument ends at a quote after which a call goes on, so that it may hold line breaks and
 # its own quote; one within a list or an object ends at the first quote of its kind.
 _ARGUMENT_END = {
-    quote: re.compile(rf"\\[\s\S]|{quote}(?=\s*(?:,\s*[^\s()\[\]{{}},='\"<>]+\s*=|\)\s*[,\]]))")
+    quote: re.compile(rf"\\[\s\S]|{quote}(?=\s*(?:,\s*(?:\*\*\{{|[^(){{}},='\"]+=)|\)\s*[,\]]))")
     for quote in "'\""
 }
 _QUOTE_END = {quote: re.compile(rf"\\[\s\S]|{quote}") for quote in "'\""}
@@ -205,22 +211,28 @@ def _python_arguments(body: str, position: int) -> tuple[JsonObject, int]:
     while not body.startswith(")", position):
         if arguments:
             position = _comma(body, position)
-        key = _PYTHON_KEY.match(body, position)
-        if key is None:
+        if body.startswith("**{", position):  # names that are no names of Python
+            fields, position = _python_value(body, position + 2)
+        elif (key := _PYTHON_KEY.match(body, position)) is None:
             raise NotACall("expected key=value")
-        if key[1] in arguments:
-            raise NotACall(f"{key[1]} is given twice")
-        position = key.end()
-        if body.startswith(_PYTHON.quotes, position):
-            value, position = _python_text(body, position, _ARGUMENT_END)
+        elif body.startswith(_PYTHON.quotes, key.end()):
+            text, position = _python_text(body, key.end(), _ARGUMENT_END)
+            fields = {key[1].strip(): text}
         else:
-            try:  # templates write containers as JSON, some as Python
-                value, position = decode_json(body, position)
-            except NotACall:
-                value, position = _value(body, position, 1, _PYTHON)
-        arguments[key[1]] = value
+            value, position = _python_value(body, key.end())
+            fields = {key[1].strip(): value}
+        if twice := arguments.keys() & fields.keys():
+            raise NotACall(f"{min(twice)} is given twice")
+        arguments |= fields
         position = skip_space(body, position)
     return arguments, position + 1
+
+
+def _python_value(body: str, position: int) -> tuple[Any, int]:
+    try:  # templates write containers as JSON, some as Python
+        return decode_json(body, position)
+    except NotACall:
+        return _value(body, position, 1, _PYTHON)
 
 
 def _python_text(
@@ -252,17 +264,22 @@ _PYTHON = _Notation(quotes=("'", '"'), read_text=_python_text)
 def _write_python(calls: Sequence[tuple[str, JsonObject]]) -> str:
     if not calls:
         return ""
-    written = (f"{name}({', '.join(f'{k}={_python_of(v)}' for k, v in a.items())})" for name, a in calls)
+    written = (f"{name}({', '.join(_python_arguments_of(arguments))})" for name, arguments in calls)
     return f"{_LIST_OPENING}[{', '.join(written)}]{_LIST_END}"
+
+
+def _python_arguments_of(arguments: JsonObject) -> Iterator[str]:
+    plain = {key: value for key, value in arguments.items() if _PLAIN_KEY.fullmatch(key)}
+    yield from (f"{key}={_python_of(value)}" for key, value in plain.items())
+    if rest := {key: value for key, value in arguments.items() if key not in plain}:
+        yield f"**{encode_model_json(rest)}"
 
 
 def _python_of(value: Any) -> str:
     if isinstance(value, str):
         text = value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
-        return f"'{text}'"
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
+        return f"'{escape_marks(text)}'"
+    return encode_model_json(value) if isinstance(value, list | dict) else str(value)
 
 
 PYTHONIC = Dialect(
@@ -350,8 +367,7 @@ def _read_harmony(turn: str, parsed: ParsedCalls) -> tuple[str | None, str]:
 
 
 def _write_harmony(name: str, arguments: JsonObject) -> str:
-    values = json.dumps(arguments, ensure_ascii=False)
-    return f" to=functions.{name}<|channel|>commentary json<|message|>{values}"
+    return f" to=functions.{name}<|channel|>commentary json<|message|>{encode_model_json(arguments)}"
 
 
 def _frame_harmony(text: str, calls: str) -> str:
@@ -367,10 +383,10 @@ HARMONY = Dialect(
     frame=_frame_harmony,
 )
 
-_ATEM_OPENING = re.compile(r'\s*<atem:function_calls>\s*<atem:invoke name="([^"<>]+)">')
+_ATEM_OPENING = re.compile(r'\s*<atem:function_calls>\s*<atem:invoke name="([^"]+)">')
 _ATEM_BLOCK = TaggedBlock(
     name=_ATEM_OPENING,
-    key=re.compile(r'\s*<atem:parameter name="([^"<>]*)">'),
+    key=re.compile(r'\s*<atem:parameter name="([^"]*)">'),
     value_end=re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))"),
     closing=re.compile(r"\s*</atem:invoke>\s*(?:</atem:function_calls>\s*)?\Z"),
     name_form='<atem:function_calls><atem:invoke name="...">',
@@ -401,6 +417,8 @@ def _read_atem(turn: str, parsed: ParsedCalls) -> tuple[str | None, str]:
         else:
             try:
                 name, arguments, _ = _ATEM_BLOCK.call(message.body, 0, parsed)
+                if message.recipient not in ("", "user", name):
+                    raise NotACall(f"the message is to {message.recipient} and invokes {name}")
                 parsed.add(message.raw, name, arguments)
             except NotACall as problem:
                 parsed.fail(message.raw, str(problem))

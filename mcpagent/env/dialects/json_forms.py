@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
 from mcpagent.core.records import JsonObject
-from mcpagent.env.dialects.dialect import Dialect, NotACall, ParsedCalls, decode_json, each_call, skip_space
+from mcpagent.core.values import encode_model_json
+from mcpagent.env.dialects.dialect import (
+    ARGUMENT_KEYS,
+    Dialect,
+    NotACall,
+    ParsedCalls,
+    decode_json,
+    each_call,
+    skip_space,
+)
 
 _FENCE = re.compile(r"```(?:json|tool_call)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _CALL_LINE = re.compile(r'^\{\s*"(?:tool|name)"\s*:', re.MULTILINE)
-_JSON_CALL_LIKE = re.compile(r'\{\s*"(?:tool|name)"\s*:\s*"[^"]*"\s*,\s*"arguments"\s*:|\{\s*"tool"\s*:')
+_JSON_CALL_LIKE = re.compile(
+    r'\{\s*"(?:tool|name)"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"\s*:|\{\s*"tool"\s*:'
+)
 
 
 def _read_json(text: str, parsed: ParsedCalls) -> str:
@@ -44,10 +54,10 @@ def _add_if_call(text: str, parsed: ParsedCalls, *, tells: bool = True) -> bool:
             parsed.fail(text, str(problem))
             return True
         return False
-    if not isinstance(value, dict) or not ("tool" in value or {"name", "arguments"} <= value.keys()):
+    if not isinstance(value, dict) or not ("tool" in value or _is_call(value)):
         return False
     if end == len(text):
-        parsed.add(text, value.get("name", value.get("tool")), value.get("arguments", {}))
+        parsed.add_object(text, value)
     elif tells:
         parsed.fail(text, "text after the JSON")
     else:
@@ -56,7 +66,7 @@ def _add_if_call(text: str, parsed: ParsedCalls, *, tells: bool = True) -> bool:
 
 
 def _write_json(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    texts = [json.dumps({"tool": name, "arguments": a}, ensure_ascii=False) for name, a in calls]
+    texts = [encode_model_json({"tool": name, "arguments": arguments}) for name, arguments in calls]
     return texts[0] if len(texts) == 1 else "\n".join(f"```json\n{text}\n```" for text in texts)
 
 
@@ -106,18 +116,18 @@ def _read_objects(body: str, start: int, position: int, parsed: ParsedCalls) -> 
         if not _is_call(value):
             parsed.fail(body[start:end], _EXPECTED)
             return
-        parsed.add(body[start:end], value["name"], value.get("parameters", value.get("arguments")))
+        parsed.add_object(body[start:end], value)
         start = position = skip_space(body, after + 1)
         if is_last or position == len(body):
             return
 
 
 def _is_call(value: object) -> bool:
-    return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)
+    return isinstance(value, dict) and "name" in value and not value.keys().isdisjoint(ARGUMENT_KEYS)
 
 
 def _write_llama3(name: str, arguments: JsonObject) -> str:
-    return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+    return encode_model_json({"name": name, "parameters": arguments})
 
 
 LLAMA3 = Dialect(
@@ -150,7 +160,7 @@ def _read(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
         return end
     for call in value if isinstance(value, list) and value else [value]:
         if isinstance(call, dict):
-            parsed.add(body[start:end], call.get("name"), call.get("arguments", {}))
+            parsed.add_object(body[start:end], call)
         else:
             parsed.fail(body[start:end], 'expected [{"name": ..., "arguments": {...}}]')
         if parsed.is_full:
@@ -160,7 +170,7 @@ def _read(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
 
 def _write_mistral(calls: Sequence[tuple[str, JsonObject]]) -> str:
     listed = [{"name": name, "arguments": arguments} for name, arguments in calls]
-    return f"{_OPENING} {json.dumps(listed, ensure_ascii=False)}"
+    return f"{_OPENING} {encode_model_json(listed)}"
 
 
 MISTRAL = Dialect(name="mistral", write=_write_mistral, blocks={_OPENING: _read}, strays=("[ARGS]",))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
 from mcpagent.core.records import JsonObject
+from mcpagent.core.values import encode_model_json
 from mcpagent.env.dialects.dialect import (
     Dialect,
     NotACall,
@@ -82,11 +82,7 @@ def _read_hermes(body: str, start: int, position: int, parsed: ParsedCalls) -> i
     closing = _CLOSING.match(body, end)
     if closing is None:
         return parsed.fail_block(body, start, end, _TOOL_CALL, "text after the JSON")
-    raw = body[start : closing.end()]
-    if not isinstance(value, dict):
-        parsed.fail(raw, 'expected {"name": ..., "arguments": {...}}')
-    else:
-        parsed.add(raw, value.get("name", value.get("tool")), value.get("arguments", {}))
+    parsed.add_object(body[start : closing.end()], value)
     return closing.end()
 
 
@@ -95,7 +91,7 @@ HERMES = Dialect(
 )
 
 
-_NAME = re.compile(r"\s*<([A-Za-z_][\w.-]*)>")
+_NAME = re.compile(r"\s*<([^<>/][^<>]*)>")
 
 
 def _read_xml(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
@@ -121,7 +117,7 @@ def _read_xml(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
 
 
 def _write_xml(name: str, arguments: JsonObject) -> str:
-    return f"<tool><{name}>{json.dumps(arguments, ensure_ascii=False)}</{name}></tool>"
+    return f"<tool><{name}>{encode_model_json(arguments)}</{name}></tool>"
 
 
 XML = Dialect(name="xml", write=each_call(_write_xml), blocks={"<tool>": _read_xml}, strays=("</tool>",))
@@ -129,7 +125,7 @@ XML = Dialect(name="xml", write=each_call(_write_xml), blocks={"<tool>": _read_x
 
 _GLM_BLOCK = TaggedBlock(
     name=re.compile(r"\s*([^<>{}\n]+)"),
-    key=re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
+    key=re.compile(r"\s*<arg_key>((?:[^<]|<(?!/?arg_))*)</arg_key>\s*<arg_value>"),
     value_end=re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"),
     closing=re.compile(r"\s*</tool_call>"),
     name_form="the name of a tool after <tool_call>",
@@ -156,8 +152,8 @@ GLM = Dialect(
 
 _QWEN3_CODER_BLOCK = TaggedBlock(
     name=re.compile(r"\s*<function=([^<>\n]+)>"),
-    # One line break on either side of a value belongs to the form.
-    key=re.compile(r"\s*<parameter=([^<>\n]+)>\n?"),
+    # One line break on either side of a value belongs to the form; only before one may a key end with >.
+    key=re.compile(r"\s*<parameter=([^>\n]+(?:>+(?=>\n))?)>\n?"),
     value_end=re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))"),
     closing=re.compile(r"\s*</function>\s*</tool_call>"),
     name_form="<function=name> after <tool_call>",
