@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
+from mcpagent.core.tools import api_schemas
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.env.episode import Episode, StepOutput
 from mcpagent.errors import EpisodeError, UserError
@@ -41,7 +42,12 @@ class HostedEpisode:
         self._turns: list[Turn] = []
         self._lock = asyncio.Lock()  # a model's parallel calls are carried out one after the other
         self.prompt: list[JsonObject] = []
-        self.schemas: tuple[JsonObject, ...] = ()
+        self._schemas: tuple[JsonObject, ...] = ()
+
+    @property
+    def schemas(self) -> tuple[JsonObject, ...]:
+        """Return the tools that are offered, under names that chat APIs take."""
+        return api_schemas(self._schemas)[0]
 
     @property
     def done(self) -> bool:
@@ -56,12 +62,14 @@ class HostedEpisode:
         except EpisodeError as error:
             await self._episode.finish(StopReason.FAILED, error=str(error))
         else:
-            self.prompt, self.schemas = start.messages, start.tool_schemas
+            self.prompt, self._schemas = start.messages, start.tool_schemas
 
     async def act(self, text: str, calls: Sequence[tuple[str, JsonObject]] = ()) -> StepOutput | None:
         """Carry out one message of the model: its calls by name and arguments, as its trainer or provider has
         parsed them, or its answer. None: the episode had ended."""
-        completion = Completion(text="".join([text, *(call_text(*call) for call in calls)]))
+        name_of = api_schemas(self._schemas)[1]
+        written = (call_text(name_of.get(name, name), arguments) for name, arguments in calls)
+        completion = Completion(text="".join([text, *written]))
         async with self._lock:
             if self.done:
                 return None
@@ -73,7 +81,7 @@ class HostedEpisode:
                 return None
             wall_s = time.perf_counter() - started
             self._turns.append(out.as_turn(len(self._turns), completion, wall_s=wall_s))
-            self.schemas += out.tool_schemas
+            self._schemas += out.tool_schemas
             return out
 
     async def stop(self, reason: StopReason) -> None:

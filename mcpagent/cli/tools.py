@@ -22,7 +22,7 @@ from mcpagent.cli.options import (
     settings_of,
 )
 from mcpagent.console import Block, Console, Facts, counted
-from mcpagent.core.tools import FailureKind, ToolSpec, catalog_hash, model_names
+from mcpagent.core.tools import FailureKind, ToolSpec, catalog_hash, model_names, renamed
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES, UpstreamKind
 from mcpagent.servers.sandbox.contract import SandboxKind
@@ -83,16 +83,23 @@ def list_tools(options: ServerOptions, as_json: Json = False) -> None:
             on_listed=lambda server: advance(note=server.name),
         )
     specs = [spec for server in listed for spec in server.tools]
-    renamed = {spec.dotted: name for name, spec in model_names(specs).items() if name != spec.name}
+    shown = {name: spec.dotted for name, spec in model_names(specs).items()}
+    prefixed = {dotted: name for name, dotted in shown.items() if not dotted.endswith(f".{name}")}
+    of_api = {shown[name]: other for name, other in renamed(shown).items()}
     if as_json:
         console.print_json(specs)
-        for dotted, name in renamed.items():
-            console.note(f"a model sees {dotted} as {name}")
+        for who, names in (("a model", prefixed), ("a model behind an API", of_api)):
+            for dotted, name in names.items():
+                console.note(f"{who} sees {dotted} as {name}")
     else:
+        arrows = {dotted: f" -> {name}" for dotted, name in prefixed.items()}
+        arrows |= {dotted: f" => {name}" for dotted, name in of_api.items()}
         for server in listed:
-            _print_server(server, renamed, console)
-        if renamed:
+            _print_server(server, arrows, console)
+        if prefixed:
             console.say("-> is what a model sees if several tools share a name")
+        if of_api:
+            console.say("=> is what a model behind an API or a bridge sees, since APIs take no such name")
     failed = [server.error for server in listed if server.error is not None]
     started = f"{len(listed) - len(failed)} of " if failed else ""
     console.say(f"{counted(len(specs), 'tool')} of {started}{counted(len(listed), 'server')}")
@@ -223,15 +230,15 @@ def bench_tool(
         raise typer.Exit(1)
 
 
-def _print_server(server: ListedServer, renamed: Mapping[str, str], console: Console) -> None:
+def _print_server(server: ListedServer, arrows: Mapping[str, str], console: Console) -> None:
     if server.error is not None:
         console.say(f"{server.name}: did not start ({server.start_s:.1f} s)\n")
         return
     console.say(f"{server.name}: {counted(len(server.tools), 'tool')}, started in {server.start_s:.1f} s")
     for spec in server.tools:
         effect = "reads" if spec.annotations.read_only else "writes"
-        seen_as = f" -> {renamed[spec.dotted]}" if spec.dotted in renamed else ""
-        console.say(f"  {effect:<8}{_signature(spec)}{seen_as}", indent=len(_INDENT) + 2)
+        line = f"  {effect:<8}{_signature(spec)}{arrows.get(spec.dotted, '')}"
+        console.say(line, indent=len(_INDENT) + 2)
         summary = spec.description.strip().partition("\n")[0]
         if summary:
             console.say(_INDENT + summary, indent=len(_INDENT) + 2)

@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
+from itertools import count
 
+from mcpagent.core.input_schemas import shown_schema
 from mcpagent.core.records import JsonObject, Record
-from mcpagent.core.values import is_json_array, is_json_object
 
 PURPOSE_META_KEY = "mcpagent/purpose"  # in a request's `_meta`: who makes the call (`tools.contract.Purpose`)
 NONCE_META_KEY = "mcpagent/nonce"  # in a result's `_meta`: fresh for each call that reached a built-in server
@@ -209,29 +210,57 @@ def model_names(tools: Iterable[ToolSpec]) -> dict[str, ToolSpec]:
         name = tool.qualified_name
         if tool.name in unique:
             name = tool.name
-        elif not _API_NAME.fullmatch(name) or prefixed[name] > 1 or name in unique:
-            digest = hashlib.sha256(json.dumps([tool.server, tool.name]).encode()).hexdigest()[:8]
-            name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[: 64 - 9]}_{digest}"
+        elif not fits_api(name) or prefixed[name] > 1 or name in unique:
+            name = _hashed(name, json.dumps([tool.server, tool.name]), taken=unique)
         names[name] = tool
     return names
 
 
+def fits_api(name: str) -> bool:
+    """Return whether chat APIs take a function of this name; MCP allows dots, slashes and 128 characters."""
+    return _API_NAME.fullmatch(name) is not None
+
+
+def renamed(
+    names: Iterable[str], fits: Callable[[str], bool] = fits_api, *, beside: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return another name for each of `names` that does not fit, one that chat APIs take: its letters and a
+    hash of it. No two tools share one, of `names` or `beside` them; other than for that, the name depends on
+    nothing but the tool's own."""
+    names = set(names)
+    taken, others = {*names, *beside}, dict[str, str]()
+    for name in sorted(name for name in names if not fits(name)):
+        others[name] = _hashed(name, name, taken=taken)
+        taken.add(others[name])
+    return others
+
+
+def _hashed(name: str, key: str, *, taken: Collection[str]) -> str:
+    stem = re.sub(r"[^A-Za-z0-9_-]", "_", name)[: 64 - 9]
+    keys = (f"{key}#{again}" if again else key for again in count())
+    digests = (hashlib.sha256(each.encode("utf-8", "surrogatepass")).hexdigest()[:8] for each in keys)
+    return next(new for digest in digests if (new := f"{stem}_{digest}") not in taken)
+
+
+def api_schemas(schemas: Sequence[JsonObject]) -> tuple[tuple[JsonObject, ...], dict[str, str]]:
+    """Return the tools (`chat_schema`) under names that chat APIs take, and by such a name the one that it
+    stands for."""
+    others = renamed(schema["function"]["name"] for schema in schemas)
+    given: list[JsonObject] = []
+    for schema in schemas:
+        function = schema["function"]
+        name = others.get(function["name"], function["name"])
+        given.append({**schema, "function": {**function, "name": name}})
+    return tuple(given), {other: name for name, other in others.items()}
+
+
 def chat_schema(name: str, tool: ToolSpec) -> JsonObject:
-    """Return the tool as chat templates and OpenAI-style APIs take it, without the titles of its schema."""
+    """Return the tool as chat templates and OpenAI-style APIs take it."""
     return {
         "type": "function",
         "function": {
             "name": name,
             "description": tool.description,
-            "parameters": _without_titles(tool.input_schema),
+            "parameters": shown_schema(tool.input_schema),
         },
     }
-
-
-def _without_titles(schema: object) -> object:
-    if is_json_object(schema):
-        # A property that is itself called "title" holds a schema (a dict), the annotation holds a string.
-        return {k: _without_titles(v) for k, v in schema.items() if not (k == "title" and isinstance(v, str))}
-    if is_json_array(schema):
-        return [_without_titles(v) for v in schema]
-    return schema

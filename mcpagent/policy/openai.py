@@ -13,12 +13,13 @@ import json
 import re
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tools import api_schemas
 from mcpagent.core.trajectory import Completion, FinishReason, TokenUsage
 from mcpagent.core.values import MAX_JSON_DEPTH, decode_model_json
 from mcpagent.errors import EpisodeError
@@ -53,11 +54,11 @@ class OpenAIPolicy:
     async def _answer(self, request: CompletionRequest) -> Completion:
         conversation = self._conversations.setdefault(request.episode_id, _Conversation())
         conversation.catch_up(request.messages)
-        sampling = request.sampling
+        sampling, (tools, name_of) = request.sampling, api_schemas(request.tools)
         asked = ChatRequest(
             messages=tuple(conversation.messages),
             max_output_tokens=sampling.max_new_tokens,
-            tools=tuple(request.tools),
+            tools=tools,
             temperature=sampling.temperature,
             top_p=None if sampling.top_p == 1.0 else sampling.top_p,
             seed=request.seed % _LARGEST_SEED,
@@ -71,7 +72,7 @@ class OpenAIPolicy:
             raise EpisodeError(f"the model gave no answer ({failure.reason}): {failure.text}") from failure
         except BudgetSpent as spent:
             raise EpisodeError(f"the model is past its cap (api.{spent.cap})") from spent
-        text = conversation.take(reply)
+        text = conversation.take(reply, name_of)
         return Completion(text=text, finish_reason=_finish(reply), usage=self._usage(reply))
 
     def _usage(self, reply: ChatReply) -> TokenUsage | None:
@@ -107,8 +108,9 @@ class _Conversation:
                 self.messages.append({"role": "user", "content": content})
         self._seen = len(messages)
 
-    def take(self, reply: ChatReply) -> str:
-        """Add the model's message; returns it as the environment reads it."""
+    def take(self, reply: ChatReply, name_of: Mapping[str, str]) -> str:
+        """Add the model's message; returns it as the environment reads it. `name_of` has the environment's
+        names of tools by the API's, if they differ."""
         calls = () if _raw_finish(reply) == "content_filter" else tuple(map(_Call.of, reply.tool_calls))
         said: JsonObject = {"role": "assistant", "content": reply.text}
         if calls:
@@ -120,7 +122,7 @@ class _Conversation:
             return reply.text
         # With native calls, text is text.
         text = _MARKERS.sub("< ", reply.text).strip()
-        return "\n".join([*([text] if text else []), *(call.as_text() for call in calls)])
+        return "\n".join([*([text] if text else []), *(call.as_text(name_of) for call in calls)])
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,9 @@ class _Call:
             raw=raw,
         )
 
-    def as_text(self) -> str:
+    def as_text(self, name_of: Mapping[str, str]) -> str:
         if self.arguments is not None:
-            return call_text(self.name, self.arguments)
+            return call_text(name_of.get(self.name, self.name), self.arguments)
         # No JSON begins with it: what could not be read must not be read as something else.
         shown = _MARKERS.sub("< ", f"{self.name} {self.raw}")
         return f"<tool_call>\n!{shown}\n</tool_call>"
