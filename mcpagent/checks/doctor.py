@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -22,9 +22,9 @@ from mcpagent.checks import FAIL, PASS, SKIP, WARN, result
 from mcpagent.checks.servers import ListedServer, list_servers
 from mcpagent.config.environment import environment
 from mcpagent.console import counted
-from mcpagent.core.records import CheckResult, CheckStatus
+from mcpagent.core.records import CheckResult, CheckStatus, JsonObject
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import ToolSpec, catalog_hash, chat_schema
+from mcpagent.core.tools import ToolSpec, catalog_hash, chat_schema, model_names
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES, KEY_NAMES
 from mcpagent.servers.provider import builtin_servers
@@ -35,6 +35,9 @@ from mcpagent.storage.datasets import find_dataset
 from mcpagent.storage.packages import installed_version, pip_install, require, requirements
 from mcpagent.synth.datasets.validate import validate_dataset
 from mcpagent.tools.servers_config import ServerConfig, StdioServer, load_servers
+
+if TYPE_CHECKING:  # it takes jinja2, which a base installation has not
+    from mcpagent.models.tokens import Renderer
 
 
 def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> list[CheckResult]:
@@ -66,7 +69,8 @@ def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> 
         ]
         if tool_format == "auto" and (folder := Path(place)).is_dir() and holds_weights(folder):
             checks.append(_measured(tokenizer, place, name=name))
-        schemas = [chat_schema(tool.name, tool) for tool in catalog]
+        schemas = [chat_schema(name, tool) for name, tool in model_names(catalog).items()]
+        checks += [_written(renderer.tool_format, catalog), _shown(renderer, schemas)] if schemas else []
         drift = measure_drift(renderer, *gold_conversation(renderer, schemas))
         # Not a failure: what was sampled is kept and trained on. But a server that is sent messages renders
         # each request anew, and then the model reads other tokens than it was trained on.
@@ -79,6 +83,42 @@ def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> 
     except UserError as error:
         checks.append(result("model", FAIL, error.message, error.remedy))
     return checks
+
+
+def _written(tool_format: str, catalog: Sequence[ToolSpec]) -> CheckResult:
+    """Whether calls with the parameters of all tools would be read as they are written."""
+    from mcpagent.env.parsing import unwritable
+
+    bad = {tool.dotted: names for tool in catalog if (names := unwritable(tool.input_schema, tool_format))}
+    if not bad:
+        detail = f"{tool_format} can write each parameter of {counted(len(catalog), 'tool')}"
+        return result("model names", PASS, detail)
+    listed = "; ".join(f"{', '.join(map(repr, names))} of {tool}" for tool, names in bad.items())
+    remedy = "--set rollout.tool_format=hermes writes any name; tools.allow_list leaves tools out"
+    return result("model names", FAIL, f"{tool_format} cannot write {listed}", remedy)
+
+
+def _shown(renderer: Renderer, schemas: Sequence[JsonObject]) -> CheckResult:
+    """Compare what the prompt names of each tool with what its schema has."""
+    from mcpagent.models.chat_template import left_out
+
+    name = "model schemas"
+    if renderer.instruction is not None or not renderer.has_tools:
+        return result(name, PASS, "the system message has each schema as it is")
+    told: dict[str, list[str]] = {}
+    lost: dict[str, list[str]] = {}
+    for schema in schemas:
+        tool = schema["function"]["name"]
+        told[tool], lost[tool] = left_out(renderer.tokenizer, schema, name=renderer.name)
+    for names, status, what in (
+        (lost, FAIL, "the prompt does not name"),
+        (told, PASS, "the template leaves out what the descriptions tell instead:"),
+    ):
+        listed = "; ".join(f"{', '.join(each)} of {tool}" for tool, each in names.items() if each)
+        if listed:
+            remedy = "--set rollout.tool_format=json teaches the schemas in the system message"
+            return result(name, status, f"{what} {listed}", remedy)
+    return result(name, PASS, f"the prompt names each parameter of {counted(len(schemas), 'tool')}")
 
 
 def _measured(tokenizer: Any, place: str, *, name: str) -> CheckResult:

@@ -193,7 +193,13 @@ class Episode:
         offered = self._offered_in(0)
         if self._discovery is not None:
             names = self.task.offered_in(0)
-            self._searchable = SearchableTools(self._catalog, names, self._discovery, task_id=self.task.id)
+            self._searchable = SearchableTools(
+                self._catalog,
+                names,
+                self._discovery,
+                task_id=self.task.id,
+                tool_format=self._tool_format,
+            )
             offered = self._searchable.offered
         self._runner = CallRunner(
             self._session,
@@ -382,7 +388,8 @@ class Episode:
         return "\n".join([*lines, "", message]), added
 
     def _offered_in(self, user_turn: int) -> OfferedTools:
-        return offer(self._catalog, self.task.offered_in(user_turn), task_id=self.task.id)
+        names = self.task.offered_in(user_turn)
+        return offer(self._catalog, names, task_id=self.task.id, tool_format=self._tool_format)
 
     async def _read_state(self, checks: Sequence[tuple[str, StateCheck]]) -> None:
         for server, check in checks:

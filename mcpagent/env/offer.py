@@ -7,12 +7,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tools import SEARCH_TOOL, ToolSpec, chat_schema
+from mcpagent.core.tools import SEARCH_TOOL, ToolSpec, chat_schema, renamed
+from mcpagent.env.parsing import reads_back, unwritable
 from mcpagent.errors import UserError
 from mcpagent.tools.schemas import SchemaCheck
 
@@ -25,13 +27,28 @@ class OfferedTool:
     spec: ToolSpec
     schema: JsonObject  # as chat templates take it
     check: SchemaCheck  # of its arguments
+    is_renamed: bool = False  # for a format that cannot write its name
+    _unwritable: dict[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def refuse_unwritable(self, tool_format: str) -> None:
+        """Raise UserError if a call with one of its parameters could not be read back."""
+        if tool_format not in self._unwritable:
+            self._unwritable[tool_format] = unwritable(self.spec.input_schema, tool_format)
+        if names := self._unwritable[tool_format]:
+            raise UserError(
+                f"the tool format {tool_format} cannot write the parameter {', '.join(map(repr, names))} of "
+                f"{self.spec.dotted}: what it writes would be read as something else",
+                where="rollout.tool_format",
+                remedy="--set rollout.tool_format=hermes writes any name; tools.allow_list leaves tools out",
+            )
 
 
 class OfferedTools:
-    """Offered tools by any name that a model may use: the one shown, `server.tool` or `server__tool`."""
+    """Offered tools by any name that a model may use: the one shown, `server.tool` or `server__tool`, or the
+    server's own if the one shown is another because it could not be written."""
 
     def __init__(self, tools: Sequence[OfferedTool]) -> None:
-        self._by_name: dict[str, OfferedTool] = {}
+        self._by_name = {tool.spec.name: tool for tool in tools if tool.is_renamed}
         for tool in tools:
             self._by_name[tool.spec.dotted] = tool
             self._by_name[tool.spec.qualified_name] = tool
@@ -43,19 +60,43 @@ class OfferedTools:
         """Return the tool by any of its names; None if it is not offered."""
         return self._by_name.get(name)
 
+    def written_as(self, name: str) -> str:
+        """Return the name under which the model sees the tool that was called `name`, if that could not be
+        written; else `name`."""
+        tool = self._by_name.get(name)
+        return tool.name if tool is not None and tool.is_renamed else name
+
     def schema_of(self, name: str) -> JsonObject | None:
         """Return the input schema of a tool by any of its names; None if it is not offered."""
         tool = self._by_name.get(name)
         return None if tool is None else tool.spec.input_schema
 
 
-def offer(catalog: Mapping[str, ToolSpec], names: Sequence[str] | None, *, task_id: str) -> OfferedTools:
+def offer(
+    catalog: Mapping[str, ToolSpec], names: Sequence[str] | None, *, task_id: str, tool_format: str = "auto"
+) -> OfferedTools:
     """Return the tools `names` (`server.tool`; None is the whole catalog) of the live catalog, in that order.
+    A name that `tool_format` cannot write is replaced by one that it can.
 
-    Raises UserError that lists the tools which the catalog lacks.
+    Raises UserError that lists the tools which the catalog lacks, or names a parameter that the format cannot
+    write.
     """
-    if names is None:
-        return OfferedTools([_compiled(name, spec) for name, spec in catalog.items()])
+    listed = [*catalog.items()] if names is None else _listed(catalog, names, task_id=task_id)
+    others = renamed([name for name, _ in listed], partial(_is_writable, tool_format), beside=catalog)
+    tools = [_compiled(others.get(name, name), spec, is_renamed=name in others) for name, spec in listed]
+    for tool in tools:
+        tool.refuse_unwritable(tool_format)
+    return OfferedTools(tools)
+
+
+@lru_cache(maxsize=2**16)
+def _is_writable(tool_format: str, name: str) -> bool:
+    return reads_back([(name, {})], tool_format=tool_format)
+
+
+def _listed(
+    catalog: Mapping[str, ToolSpec], names: Sequence[str], *, task_id: str
+) -> list[tuple[str, ToolSpec]]:
     by_dotted = {spec.dotted: (name, spec) for name, spec in catalog.items()}
     missing = [name for name in names if name not in by_dotted]
     if missing:
@@ -65,20 +106,24 @@ def offer(catalog: Mapping[str, ToolSpec], names: Sequence[str] | None, *, task_
             where=f"task {task_id}, extra_info.tools",
             remedy="start the server that has it (--servers mcp.json), or make the data for these servers",
         )
-    return OfferedTools([_compiled(*by_dotted[name]) for name in names])
+    return [by_dotted[name] for name in names]
 
 
 _cache: dict[tuple[str, str], OfferedTool] = {}
 
 
-def _compiled(name: str, spec: ToolSpec) -> OfferedTool:
+def _compiled(name: str, spec: ToolSpec, *, is_renamed: bool = False) -> OfferedTool:
     """Schemas are compiled once for each tool, not once an episode; a changed tool replaces its entry."""
     key = (name, spec.dotted)
     cached = _cache.get(key)
     if cached is not None and (cached.spec is spec or cached.spec == spec):
         return cached
     tool = OfferedTool(
-        name=name, spec=spec, schema=chat_schema(name, spec), check=SchemaCheck(spec.input_schema)
+        name=name,
+        spec=spec,
+        schema=chat_schema(name, spec),
+        check=SchemaCheck(spec.input_schema),
+        is_renamed=is_renamed,
     )
     _cache[key] = tool
     return tool
@@ -109,11 +154,13 @@ class SearchableTools:
         discovery: Discovery,
         *,
         task_id: str,
+        tool_format: str = "auto",
     ) -> None:
         """`names` as for `offer`, which raises if the catalog lacks one."""
         self._catalog, self._discovery, self._task_id = catalog, discovery, task_id
+        self._tool_format = tool_format
         self._index = _index_of(catalog)
-        self._search = _search_tool(catalog)
+        self._search = search_tool(catalog)
         self._hidden: dict[str, OfferedTool] = {}
         self._loaded: dict[str, OfferedTool] = {}
         self.widen(names)
@@ -130,7 +177,7 @@ class SearchableTools:
 
     def widen(self, names: Sequence[str] | None) -> tuple[JsonObject, ...]:
         """Let `names` be found, too; the schemas of the pinned ones among them, which are loaded at once."""
-        new = offer(self._catalog, names, task_id=self._task_id).tools
+        new = offer(self._catalog, names, task_id=self._task_id, tool_format=self._tool_format).tools
         present = self._hidden.keys() | self._loaded.keys()
         tools = {tool.spec.dotted: tool for tool in new if tool.spec.dotted not in present}
         pinned = {
@@ -188,14 +235,16 @@ def first_schemas(
     discovery: Discovery | None,
     *,
     task_id: str,
+    tool_format: str,
 ) -> tuple[JsonObject, ...]:
     """Return the schemas that an episode begins with. Raises UserError as `offer`."""
     if discovery is None:
-        return offer(catalog, names, task_id=task_id).schemas
-    return SearchableTools(catalog, names, discovery, task_id=task_id).offered.schemas
+        return offer(catalog, names, task_id=task_id, tool_format=tool_format).schemas
+    tools = SearchableTools(catalog, names, discovery, task_id=task_id, tool_format=tool_format)
+    return tools.offered.schemas
 
 
-def _search_tool(catalog: Mapping[str, ToolSpec]) -> OfferedTool:
+def search_tool(catalog: Mapping[str, ToolSpec]) -> OfferedTool:
     """Return the search, under a name that no server's tool has."""
     name = SEARCH_TOOL.name
     taken = {*catalog, *(n for spec in catalog.values() for n in (spec.name, spec.qualified_name))}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from mcpagent.core import registry
+from mcpagent.core.input_schemas import parameter_names
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ParseFailure, ToolCall, ToolResult
 from mcpagent.env.dialects.dialect import Dialect, ParsedCalls
@@ -123,6 +124,19 @@ def reads_back(
     # As JSON, since 1, 1.0 and true are equal; the order of names does not count.
     read = json.dumps([[call.tool, call.arguments] for call in parsed.calls], sort_keys=True)
     return (read, parsed.failures, parsed.text) == (json.dumps([*calls], sort_keys=True), (), text.strip())
+
+
+def unwritable(schema: JsonObject, tool_format: str) -> tuple[str, ...]:
+    """Return the parameters, at any depth of a tool's schema, that the dialect would not read as it writes
+    them."""
+    names = tuple(parameter_names(schema))
+
+    def are_read(*names: str) -> bool:
+        return reads_back([("tool", {name: {name: "x"} for name in names})], tool_format=tool_format)
+
+    if are_read(*names):
+        return ()
+    return tuple(name for name in names if not are_read(name)) or names
 
 
 def error_content(message: str) -> str:

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from jinja2 import TemplateError
 from mcpagent.config.environment import resource_path
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import RunError, UserError
+from mcpagent.models.tool_schemas import completed, parameters_left_out
 
 RENDER_CPU_S = 2.0  # a prompt takes milliseconds
 RENDER_MEMORY_BYTES = 512 * 2**20
@@ -43,9 +44,49 @@ def render_chat(
     """Return what `tokenizer.apply_chat_template` gives as text, `generation` with the header of the next
     turn.
 
-    Raises TemplateError if the template refuses or fails, UserError if it takes more than it may;
-    `name` names the model there.
+    What the template leaves out of a tool's schema stands in the tool's description. Raises TemplateError if
+    the template refuses or fails, UserError if it takes more than it may; `name` names the model there.
     """
+    told = [_told(tokenizer, tool, name=name) for tool in tools]
+    return _rendered(tokenizer, messages, told, generation=generation, name=name)
+
+
+def left_out(tokenizer: Any, tool: JsonObject, *, name: str) -> tuple[list[str], list[str]]:
+    """Return the parameters of a tool that the template leaves out, and those that a prompt lacks even so."""
+    of_template = parameters_left_out(tool, partial(_alone, tokenizer, name=name))
+    told = _told(tokenizer, tool, name=name)
+    prompt = _alone(tokenizer, told, name=name)
+    names = list(dict.fromkeys(str(path[-1]) for path in of_template))
+    return names, [each for each in names if each not in prompt]
+
+
+_MAX_TOLD = 4096
+_told_before: dict[tuple[str, str], JsonObject] = {}
+
+
+def _told(tokenizer: Any, tool: JsonObject, *, name: str) -> JsonObject:
+    """Computed once for a template and a tool, which takes a rendering for each nested parameter."""
+    key = (tokenizer.get_chat_template(tools=[tool]), json.dumps(tool, sort_keys=True))
+    if key not in _told_before:
+        if len(_told_before) >= _MAX_TOLD:
+            _told_before.clear()
+        _told_before[key] = completed(tool, partial(_alone, tokenizer, name=name))
+    return _told_before[key]
+
+
+def _alone(tokenizer: Any, tool: JsonObject, *, name: str) -> str:
+    question: JsonObject = {"role": "user", "content": "?"}
+    return _rendered(tokenizer, [question], [tool], generation=False, name=name)
+
+
+def _rendered(
+    tokenizer: Any,
+    messages: Sequence[JsonObject],
+    tools: Sequence[JsonObject],
+    *,
+    generation: bool,
+    name: str,
+) -> str:
     template = tokenizer.get_chat_template(tools=list(tools) or None)
     if template in _shipped_templates():
         return tokenizer.apply_chat_template(

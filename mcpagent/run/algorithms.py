@@ -14,6 +14,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.env.offer import discovery
+from mcpagent.errors import UserError
 from mcpagent.policy.canary import CANARY_ROWS
 from mcpagent.run.lifecycle import (
     RunInputs,
@@ -46,6 +47,7 @@ from mcpagent.train.sft import (
     demonstrate,
     demonstration_samples,
     train_sft,
+    writable,
 )
 
 
@@ -247,6 +249,8 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
             seen, by_id, catalog=catalog, seed=config.seed, wording=wording
         )
         loaded = as_loaded(model, tokenizer, config=config)
+    demonstrations, left_out = _writable(demonstrations, by_id, inputs, loaded)
+    of_tools |= {"demonstrations_left_out": left_out} if left_out else {}
     total = config.total_steps(n_tasks=len(tasks))
     learner, run, saved = _begin(inputs, loaded, total_steps=total, updates=total)
     state = SftState.from_json(saved) if saved else SftState()
@@ -303,6 +307,28 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
         with _open_sft_actor(inputs, loaded, learner, judge) as actor:
             judge.after(actor, learner, step=state.step, best_step=None)
     return outcome_of(run, state.step, best_step=None, stop_reason=reason)
+
+
+def _writable(
+    demonstrations: Sequence[Trajectory], by_id: ById, inputs: RunInputs, loaded: Loaded
+) -> tuple[Sequence[Trajectory], int]:
+    """Return the demonstrations that the model's tool format can write, and how many it cannot. Raises
+    UserError if there are none."""
+    tool_format = loaded.renderer.tool_format
+    kept = DiskList(writable(demonstrations, by_id, catalog=inputs.tools.pool.tools, tool_format=tool_format))
+    left_out = len(demonstrations) - len(kept)
+    if left_out:
+        inputs.watch.note(
+            f"{left_out} of {len(demonstrations)} demonstrations are left out: they hold a value that "
+            f"{tool_format} would read as another one than it writes"
+        )
+    if demonstrations and not kept:
+        raise UserError(
+            f"no demonstration can be written in the tool format {tool_format}",
+            where="rollout.tool_format",
+            remedy="--set rollout.tool_format=hermes writes any value",
+        )
+    return kept, left_out
 
 
 def _augmentation(

@@ -88,12 +88,13 @@ class Conversation:
         note: Callable[[str], None],
     ) -> None:
         self._io, self._ready, self._allows, self._note = tools.io, ready, allows, note
-        self._offer = offer(tools.pool.tools, None, task_id="chat")
+        self._tool_format = "auto" if ready.renderer is None else ready.renderer.tool_format
+        self._offer = offer(tools.pool.tools, None, task_id="chat", tool_format=self._tool_format)
         self._gate = _Gate(tools.pool.session())
         self._runner = CallRunner(self._gate, self._offer, max_calls=sys.maxsize, limits=TaskLimits())
         self._sampling = agent_settings(config, max_context=None).sampling
         self._max_turns = config.rollout.max_steps_per_episode
-        told = system_message(tools.pool.tools, answer_line=answer_line)
+        told = system_message({tool.name: tool.spec for tool in self._offer.tools}, answer_line=answer_line)
         self._messages: list[JsonObject] = [{"role": "system", "content": told}]
         self._context: list[int] = []
         self.calls: list[JsonObject] = []
@@ -114,7 +115,7 @@ class Conversation:
             parsed = parse_action(
                 completion.text,
                 first_id=self._runner.made,
-                tool_format="auto" if self._ready.renderer is None else self._ready.renderer.tool_format,
+                tool_format=self._tool_format,
                 schema_of=self._offer.schema_of,
             )
             if not parsed.calls and not parsed.failures:

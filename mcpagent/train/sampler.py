@@ -179,7 +179,13 @@ def build_canary(
     prompts = [
         loaded.renderer.prompt_ids(
             prompt_messages(task, EpisodeLimits().message_limit_chars),
-            first_schemas(catalog, task.offered_tools, discovery(config.tools), task_id=task.id),
+            first_schemas(
+                catalog,
+                task.offered_tools,
+                discovery(config.tools),
+                task_id=task.id,
+                tool_format=loaded.renderer.tool_format,
+            ),
         )
         for task in islice(tasks, CANARY_PROMPTS)
     ]

@@ -15,8 +15,8 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
-from mcpagent.env.offer import Discovery, first_schemas
-from mcpagent.env.parsing import DIALECT_OF, observations, parse_action
+from mcpagent.env.offer import Discovery, OfferedTools, first_schemas, offer, search_tool
+from mcpagent.env.parsing import DIALECT_OF, ParsedAction, observations, parse_action, reads_back
 from mcpagent.env.tool_format import opening_ids, rewritten
 from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.models.tokens import Renderer
@@ -317,6 +317,35 @@ async def demonstrate(
     )
 
 
+def writable(
+    trajectories: Iterable[Trajectory],
+    tasks: Mapping[str, Task],
+    *,
+    catalog: Mapping[str, ToolSpec],
+    tool_format: str,
+) -> Iterator[Trajectory]:
+    """Yield the demonstrations whose turns `tool_format` reads as it writes them: it may have no way to write
+    a value, such as a text with the tag that ends texts, and what it wrote would teach another call. Raises
+    UserError as `env.offer.offer`."""
+    for trajectory in trajectories:
+        tools = _tools_of(tasks[trajectory.task_id], catalog, tool_format)
+        turns = (parse_action(turn.completion.text) for turn in trajectory.turns)
+        if all(
+            reads_back(
+                _calls(turn, tools), tool_format=tool_format, schema_of=tools.schema_of, text=turn.text
+            )
+            for turn in turns
+        ):
+            yield trajectory
+
+
+def _tools_of(task: Task, catalog: Mapping[str, ToolSpec], tool_format: str) -> OfferedTools:
+    """Return all that an episode of the task may offer by its end, and the search."""
+    names = task.offered_in(len(task.truth.user_turns))
+    offered = offer(catalog, names, task_id=task.id, tool_format=tool_format)
+    return OfferedTools([search_tool(catalog), *offered.tools])
+
+
 def demonstration_samples(
     trajectories: Sequence[Trajectory],
     tasks: Mapping[str, Task],
@@ -329,12 +358,16 @@ def demonstration_samples(
     masked out, what the policy wrote carries the loss. `discovery` as when they were played."""
     for trajectory in trajectories:
         task = tasks[trajectory.task_id]
-        schemas = first_schemas(catalog, task.offered_tools, discovery, task_id=task.id)
+        tool_format = renderer.tool_format
+        schemas = first_schemas(
+            catalog, task.offered_tools, discovery, task_id=task.id, tool_format=tool_format
+        )
+        tools = _tools_of(task, catalog, tool_format)
         segments: list[tuple[tuple[int, ...], bool]] = [
             (renderer.prompt_ids(trajectory.prompt, schemas), False)
         ]
         for turn in trajectory.turns:
-            segments.append((_written(turn.completion.text, renderer), True))
+            segments.append((_written(turn.completion.text, renderer, tools), True))
             if turn is not trajectory.turns[-1]:
                 ended_by = segments[-1][0][-1]
                 segments.append((renderer.suffix_ids(_observations(turn), ended_by=ended_by), False))
@@ -352,7 +385,9 @@ def texts(
     for trajectory in trajectories:
         task = tasks[trajectory.task_id]
         discovery = Discovery() if trajectory.searches else None
-        schemas = first_schemas(catalog, task.offered_tools, discovery, task_id=task.id)
+        schemas = first_schemas(
+            catalog, task.offered_tools, discovery, task_id=task.id, tool_format=renderer.tool_format
+        )
         text = renderer.render_text(trajectory.prompt, schemas)
         for turn in trajectory.turns:
             text += rewritten(turn.completion.text, renderer.tool_format)
@@ -360,20 +395,26 @@ def texts(
         yield text
 
 
-def _written(text: str, renderer: Renderer) -> tuple[int, ...]:
+def _written(text: str, renderer: Renderer, tools: OfferedTools) -> tuple[int, ...]:
     """A scripted turn in the model's dialect. Arguments and answers are a dataset's: they spell no control
     token, only what the dialect writes around them is one."""
     parsed = parse_action(text)
-    data: JsonObject = {"text": parsed.text, "calls": [[c.tool, c.arguments] for c in parsed.calls]}
+    calls = _calls(parsed, tools)
+    data: JsonObject = {"text": parsed.text, "calls": [[*call] for call in calls]}
     if not renderer.spells_control(json.dumps(data, ensure_ascii=False)):
-        return renderer.action_ids(rewritten(text, renderer.tool_format), calls=bool(parsed.calls))
+        written = rewritten(text, renderer.tool_format, written_as=tools.written_as)
+        return renderer.action_ids(written, calls=bool(calls))
 
     def write(data: JsonObject) -> str:
         return DIALECT_OF[renderer.tool_format].turn(
-            data["text"], [(n, values) for n, values in data["calls"]]
+            data["text"], [(name, values) for name, values in data["calls"]]
         )
 
-    return renderer.written_ids(data, write, calls=bool(parsed.calls))
+    return renderer.written_ids(data, write, calls=bool(calls))
+
+
+def _calls(parsed: ParsedAction, tools: OfferedTools) -> list[tuple[str, JsonObject]]:
+    return [(tools.written_as(call.tool), call.arguments) for call in parsed.calls]
 
 
 def _observations(turn: Turn) -> list[JsonObject]:

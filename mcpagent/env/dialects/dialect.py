@@ -82,12 +82,12 @@ class ParsedCalls:
                 raise NotACall(f"the call has both {given[0]!r} and {given[1]!r}: expected {_CALL_FORM}")
         arguments = value[keys[0]] if keys else {}
         labels = {"type"} if value.get("type") == "function" else set[str]()
-        # APIs give a call an id. Without arguments, or if they lack the tool's own `id`, it may be one of them.
+        # APIs give a call an id. Without arguments, or if they lack the tool's own `id`, it may be that.
         if keys and ("id" not in takes or (isinstance(arguments, dict) and "id" in arguments)):
             labels.add("id")
         if unused := value.keys() - {*names, *keys, *labels}:
             listed = ", ".join(map(repr, sorted(unused)))
-            raise NotACall(f"the call has {listed} next to its name, which nothing reads: expected {_CALL_FORM}")
+            raise NotACall(f"the call has {listed} next to its name: expected {_CALL_FORM}")
         return name, arguments
 
     def fail(self, raw: str, reason: str) -> None:
