@@ -7,10 +7,13 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcpagent.env.parsing import DIALECT_OF, LOADED_DIALECTS, parse_action
+from mcpagent.core.tools import ToolSpec
+from mcpagent.env.offer import offer
+from mcpagent.env.parsing import DIALECT_OF, LOADED_DIALECTS, parse_action, reads_back, unwritable
+from mcpagent.errors import UserError
 
 SCHEMA = {
     "type": "object",
@@ -152,32 +155,317 @@ def test_values_of_python_calls_are_read_as_python_and_as_json(text: str, value:
     assert [call.arguments["ticker"] for call in parsed.calls] == [value], parsed
 
 
-TYPED = st.fixed_dictionaries(
-    {},
-    optional={
-        "ticker": st.text(),
-        "days": st.integers(-(2**53), 2**53),
-        "price": st.floats(allow_nan=False, allow_infinity=False),
-        "sure": st.booleans(),
-        "since": st.none() | st.integers(0, 9),
-        "tags": st.lists(st.text(max_size=5), max_size=3),
-        "kind": st.sampled_from(["1", "2"]),
-    },
+# What each dialect writes between, and what else reads as something: none of it may change a call.
+_PIECES = (
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        "<tool>",
+        "</tool>",
+        "</quote>",
+        "```json\n",
+        "\n```",
+    ),
+    *("<function=", "</function>", "<parameter=a>", "</parameter>", "\n</parameter>", "<|python_tag|>", "; "),
+    *(
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<tool_call|>",
+        '<|"|>',
+    ),
+    *(
+        "<|channel>",
+        "<channel|>",
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "', b='",
+        '"',
+        "'",
+        "\\",
+        "\\u003c",
+    ),
+    *(
+        "<|message|>",
+        "<|end|>",
+        "<|start|>assistant to=x",
+        "</atem:parameter>",
+        "</atem:invoke>",
+        '">',
+        "&lt;",
+    ),
+    *(
+        "[",
+        "]",
+        "{",
+        "}",
+        "(",
+        ")",
+        "<",
+        ">",
+        "=",
+        ":",
+        ",",
+        "$",
+        "@",
+        ".",
+        "/",
+        " ",
+        "\n",
+        "\t",
+        "\r",
+        "#",
+        "**",
+    ),
+    *(
+        "5",
+        "-2.5",
+        "1e9",
+        "null",
+        "None",
+        "true",
+        "True",
+        "NaN",
+        '"5"',
+        '{"a": 1}',
+        "[1]",
+        "{}",
+        "name",
+        "arguments",
+    ),
 )
+TEXTS = st.lists(st.text(max_size=4) | st.sampled_from(_PIECES), max_size=4).map("".join)
+NAMES = TEXTS | st.sampled_from(
+    [
+        "filter[name]",
+        "uids[]",
+        "StartTime<",
+        "StartTime>",
+        "$top",
+        "@type",
+        "a b",
+        "a.b",
+        "\u00fc",
+        "a:b",
+        "a=b",
+    ]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=5,
+)
+ARGUMENTS = st.dictionaries(NAMES, VALUES, max_size=3)
+_KINDS = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+# By hand, what a dialect without an escape has no way to write: in a value, in a name.
+NOT_IN_VALUES = {
+    "qwen3_coder": "</parameter>|think>",
+    "glm": "</arg_value>|think>",
+    "gemma4": r'<\|"\|>|<channel\|>|\|<channel>',
+    "atem": "</atem:|<[|]",
+}
+NOT_IN_NAMES = {
+    "qwen3_coder": r"[>\n]|\A\Z",
+    "glm": "arg_key>|arg_value>",
+    "atem": '"',
+}
+# One run of `make test-slow` is to try them.
+MANY = settings(max_examples=2000 if settings().max_examples > 100 else settings().max_examples)
+
+
+def schema_for(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {k: {"type": _KINDS[type(v)]} for k, v in arguments.items()}}
+
+
+def can_write(tool_format: str, arguments: dict[str, Any]) -> bool:
+    """Whether nothing stands in the way of a call; of what is left a dialect may still write some."""
+    values = json.dumps(list(arguments.values()), ensure_ascii=False) + "".join(map(str, arguments.values()))
+    odd = NOT_IN_NAMES.get(tool_format)
+    if tool_format in NOT_IN_VALUES and re.search(NOT_IN_VALUES[tool_format], f"{values}{list(arguments)}"):
+        return False
+    return odd is None or not any(re.search(odd, name) or name != name.strip() for name in arguments)
 
 
 @pytest.mark.parametrize("tool_format", DIALECT_OF)
-@given(arguments=TYPED)
-def test_what_a_dialect_writes_it_reads_back_with_the_types_of_the_schema(
+@MANY
+@given(arguments=ARGUMENTS)
+def test_a_dialect_reads_what_it_wrote_or_says_that_it_cannot(
     tool_format: str, arguments: dict[str, Any]
 ) -> None:
-    text = DIALECT_OF[tool_format].write([("quote", arguments)])
-    # Thinking is cut out first, and a bare value cannot hold what ends it: neither has a way to be escaped.
-    assume("think>" not in text)
-    assume(not re.search(r"</(parameter|arg_value)>", arguments.get("ticker", "")))
-    got = calls_of(text, tool_format)
-    assert got == [("quote", arguments)]
-    assert json.dumps(got[0][1], sort_keys=True) == json.dumps(arguments, sort_keys=True)  # 5 is not 5.0
+    schema = schema_for(arguments)
+    parsed = parse_action(
+        DIALECT_OF[tool_format].write([("quote", arguments)]),
+        tool_format=tool_format,
+        schema_of=lambda _: schema,
+    )
+    # As JSON: 5 is not 5.0, and true is not 1.
+    read = [json.dumps([c.tool, c.arguments], sort_keys=True) for c in parsed.calls]
+    is_same = read == [json.dumps(["quote", arguments], sort_keys=True)] and not parsed.failures
+    assert is_same or not can_write(tool_format, arguments), parsed
+    says = reads_back([("quote", arguments)], tool_format=tool_format, schema_of=lambda _: schema)
+    assert says == (is_same and parsed.text == "")
+    if can_write(tool_format, dict.fromkeys(arguments, "x")):
+        assert unwritable(schema, tool_format) == ()
+
+
+@pytest.mark.parametrize("tool_format", DIALECT_OF)
+@MANY
+@given(names=st.lists(NAMES, max_size=4, unique=True))
+def test_a_tool_has_a_name_that_the_dialect_reads_back(tool_format: str, names: list[str]) -> None:
+    catalog = {name: ToolSpec(server="s", name=name, input_schema={}) for name in names}
+    tools = offer(catalog, None, task_id="t", tool_format=tool_format)
+    assert [tool.spec.name for tool in tools.tools] == names
+    shown = [tool.name for tool in tools.tools]
+    assert len(set(shown)) == len(names)
+    for name, own in zip(shown, names, strict=True):
+        assert calls_of(DIALECT_OF[tool_format].write([(name, {})]), tool_format) == [(name, {})]
+        assert name == own or re.fullmatch(r"[A-Za-z0-9_-]{1,55}_[0-9a-f]{8}|_[0-9a-f]{8}", name)
+        found_again = tools.find(name)
+        assert found_again is not None and found_again.spec.name == own
+
+
+OPENAPI_NAMES = [
+    "filter[name]",
+    "uids[]",
+    "StartTime<",
+    "$top",
+    "@type",
+    "first name",
+    "a.b",
+    "größe",
+    "x-y",
+    "a/b",
+]
+
+
+@pytest.mark.parametrize("tool_format", DIALECT_OF)
+@pytest.mark.parametrize("name", [*OPENAPI_NAMES, "StartTime>", "a=b", "a:b", "is it?", "a,b", "2nd", "it's"])
+def test_names_that_openapi_servers_have_can_be_written(tool_format: str, name: str) -> None:
+    calls = [("quote", {name: '"x"', "days": 5, "free": {name: [1, {name: None}]}})]
+    assert calls_of(DIALECT_OF[tool_format].write(calls), tool_format) == calls
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "name"),
+    [("qwen3_coder", "a\nb"), ("glm", "a</arg_key>"), ("atem", 'a"b'), ("gemma4", '<|"|>')],
+)
+def test_a_parameter_that_cannot_be_written_ends_an_episode_before_it_begins(
+    tool_format: str, name: str
+) -> None:
+    schema = {"type": "object", "properties": {"fine": {"type": "object", "properties": {name: {}}}}}
+    catalog = {"look": ToolSpec(server="s", name="look", input_schema=schema)}
+    with pytest.raises(UserError) as error:
+        offer(catalog, None, task_id="t", tool_format=tool_format)
+    assert f"{tool_format} cannot write the parameter {name!r} of s.look" in error.value.message
+    assert offer(catalog, None, task_id="t", tool_format="hermes").find("look") is not None
+
+
+@pytest.mark.parametrize("tool_format", ["qwen3_coder", "glm", "atem", "hermes", "json", "pythonic"])
+@pytest.mark.parametrize(
+    "text", ['"blue whale"', "'blue whale'", '"a", "b"', '"5"', "5", "null", "[1]", ' "x" ']
+)
+def test_a_text_keeps_its_quotes(tool_format: str, text: str) -> None:
+    written = DIALECT_OF[tool_format].turn("", [("quote", {"ticker": text})])
+    assert calls_of(written, tool_format) == [("quote", {"ticker": text})]
+
+
+def test_a_thought_that_an_argument_spells_stays_in_it() -> None:
+    said = "use <think>a</think> tags"
+    for tool_format in ("qwen3_coder", "glm"):  # as a model writes it, without escapes
+        written = DIALECT_OF[tool_format].write([("quote", {"ticker": said})])
+        assert said in written and calls_of(written, tool_format) == [("quote", {"ticker": said})]
+    plain = json.dumps({"name": "quote", "arguments": {"ticker": said}})
+    assert calls_of(f"<tool_call>\n{plain}\n</tool_call>", "hermes") == [("quote", {"ticker": said})]
+    # Where thoughts are cut out first, the JSON is broken and not another one.
+    assert read(plain.replace("name", "tool", 1), "json").calls == ()
+    hidden = "<think>hm <tool_call>no</tool_call></think>\n<tool_call>\n" + plain + "\n</tool_call>"
+    assert len(read(hidden, "hermes").calls) == 1 and read(hidden, "hermes").failures == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "is_read"),
+    [
+        *[(key, True) for key in ("arguments", "parameters", "args", "params", "input", "kwargs")],
+        *[(key, False) for key in ("argument", "Arguments", "data", "tag", "x")],
+    ],
+)
+@pytest.mark.parametrize(
+    ("tool_format", "form"),
+    [
+        ("auto", "<tool_call>\n{}\n</tool_call>"),
+        ("hermes", "<tool_call>{}</tool_call>"),
+        ("mistral", "[TOOL_CALLS] [{}]"),
+        ("mistral", "[TOOL_CALLS] {}"),
+        ("json", "```json\n{}\n```"),
+        ("llama3", "<|python_tag|>{}"),
+    ],
+)
+def test_nothing_of_a_call_is_dropped(tool_format: str, form: str, key: str, is_read: bool) -> None:
+    name = "tool" if tool_format == "json" else "name"
+    one = json.dumps({name: "delete_notes", key: {"ticker": "old"}})
+    two = json.dumps({name: "delete_notes", "arguments": {"ticker": "old"}, f"{key}_": {"days": 5}})
+    parsed = read(form.replace("{}", one), tool_format)
+    if tool_format == "llama3" and key not in ("arguments", "parameters"):
+        assert parsed.calls == () and len(parsed.failures) == 1
+    elif is_read:
+        assert [(c.tool, c.arguments) for c in parsed.calls] == [("delete_notes", {"ticker": "old"})]
+    else:
+        assert parsed.calls == () and repr(key) in parsed.failures[0].reason
+    parsed = read(form.replace("{}", two), tool_format)
+    assert parsed.calls == () and repr(f"{key}_") in parsed.failures[0].reason
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ('{"name": "quote", "tool": "news", "arguments": {}}', "both 'name' and 'tool'"),
+        (
+            '{"name": "quote", "arguments": {}, "parameters": {"days": 5}}',
+            "both 'arguments' and 'parameters'",
+        ),
+        ('{"name": "quote", "arguments": {"days": 5}, "arguments": {}}', "'arguments' is given twice"),
+        ('{"name": "quote", "arguments": {"days": 5, "days": 6}}', "'days' is given twice"),
+        ('{"name": "quote", "arguments": "{} and {\\"days\\": 5}"}', "text after the JSON of the arguments"),
+        ('{"name": "quote", "id": "5"}', "'id'"),
+        ('{"name": "quote", "type": "share", "arguments": {}}', "'type'"),
+    ],
+)
+def test_a_call_that_says_two_things_is_a_failure(call: str, says: str) -> None:
+    parsed = read(f"<tool_call>{call}</tool_call>", "hermes")
+    assert parsed.calls == () and len(parsed.failures) == 1 and says in parsed.failures[0].reason
+
+
+def test_an_id_and_a_kind_next_to_the_name_are_labels_unless_the_tool_takes_them() -> None:
+    labelled = {"type": "function", "id": "call_1", "name": "quote", "arguments": {"days": 5}}
+    written = f"<tool_call>{json.dumps(labelled)}</tool_call>"
+    assert calls_of(written, "hermes") == [("quote", {"days": 5})]
+    takes = {"properties": {"id": {"type": "string"}, "input": {"type": "object"}}}
+    for odd in (labelled, {"name": "quote", "input": {"days": 5}}):
+        text = f"<tool_call>{json.dumps(odd)}</tool_call>"
+        parsed = parse_action(text, tool_format="hermes", schema_of=lambda _: takes)
+        assert parsed.calls == () and len(parsed.failures) == 1
+
+
+def test_a_message_to_one_tool_that_invokes_another_is_no_call() -> None:
+    text = BY_HAND["atem"].replace("to=quote", "to=news")
+    assert "is to news and invokes quote" in read(text, "atem").failures[0].reason
 
 
 @pytest.mark.parametrize(
