@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,22 @@ from transformers import AutoTokenizer
 from mcpagent.checks.doctor import check_model
 from mcpagent.core.records import CheckResult, CheckStatus
 from mcpagent.core.tools import ToolSpec
-from tests.models.templates import AS_PYTHON, REFUSES_TOOLS, STRIPS_THINKING, WRITES_IDS
+from tests.models.templates import (
+    AS_PYTHON,
+    NAMES_PROPERTIES,
+    NAMES_TOOLS,
+    REFUSES_TOOLS,
+    STRIPS_THINKING,
+    WRITES_IDS,
+)
 
 TOOLS = [ToolSpec(server="s", name="look", description="Look.", input_schema={"type": "object"})]
 
 
-def check(folder: Path, *, tool_format: str = "auto") -> dict[str, CheckResult]:
-    return {c.name: c for c in check_model(str(folder), tool_format=tool_format, catalog=TOOLS)}
+def check(
+    folder: Path, *, tool_format: str = "auto", catalog: Sequence[ToolSpec] = TOOLS
+) -> dict[str, CheckResult]:
+    return {c.name: c for c in check_model(str(folder), tool_format=tool_format, catalog=catalog)}
 
 
 def with_template(checkpoint: Path, folder: Path, template: str) -> Path:
@@ -90,3 +100,36 @@ def test_a_model_that_is_not_there_is_a_failed_check(tmp_path: Path) -> None:
 def test_an_unknown_tool_format_is_a_failed_check_that_lists_them(tiny_checkpoint: Path) -> None:
     failure = check(tiny_checkpoint, tool_format="yaml")["model"]
     assert "yaml" in failure.detail and "qwen3_coder" in str(failure.remedy)
+
+
+def test_names_that_the_format_cannot_write_fail_and_are_all_told(tiny_checkpoint: Path) -> None:
+    odd = [
+        ToolSpec(server="s", name=tool, input_schema={"type": "object", "properties": {name: {}, "x": {}}})
+        for tool, name in (("one", "a\nb"), ("two", "filter[name]"), ("three", "c>d"))
+    ]
+    failed = check(tiny_checkpoint, tool_format="qwen3_coder", catalog=odd)["model names"]
+    assert failed.status is CheckStatus.FAIL and failed.remedy
+    assert failed.detail == "qwen3_coder cannot write 'a\\nb' of s.one; 'c>d' of s.three"
+    assert check(tiny_checkpoint, catalog=odd)["model names"].status is CheckStatus.PASS
+
+
+@pytest.mark.parametrize(
+    ("template", "status", "says"),
+    [
+        (
+            NAMES_PROPERTIES,
+            CheckStatus.PASS,
+            "the template leaves out what the descriptions tell instead: deep",
+        ),
+        (NAMES_TOOLS, CheckStatus.FAIL, "the prompt does not name deep of look"),
+    ],
+)
+def test_what_the_prompt_names_is_compared_with_what_the_schema_has(
+    tiny_checkpoint: Path, tmp_path: Path, template: str, status: CheckStatus, says: str
+) -> None:
+    inner = {"type": "object", "properties": {"deep": {"type": "string"}}}
+    spec = TOOLS[0].model_copy(
+        update={"input_schema": {"type": "object", "properties": {"q": {"anyOf": [inner, {"type": "null"}]}}}}
+    )
+    told = check(with_template(tiny_checkpoint, tmp_path / "odd", template), catalog=[spec])["model schemas"]
+    assert (told.status, says in told.detail) == (status, True)

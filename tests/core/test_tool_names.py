@@ -6,7 +6,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcpagent.core.tools import ToolSpec, model_names
+from mcpagent.core.tools import ToolSpec, api_schemas, chat_schema, model_names, renamed
 
 
 def _spec(server: str, name: str) -> ToolSpec:
@@ -53,3 +53,45 @@ def test_every_tool_has_a_name_of_its_own_that_no_order_changes(places: list[tup
     assert sorted(names.values()) == sorted(f"{server}.{tool}" for server, tool in places)
     for order in list(permutations(places))[:24]:
         assert _names(*order) == names
+
+
+_FITS = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MCP_NAMES = st.text(st.sampled_from("aA9_-./ \u00fc"), max_size=6) | st.sampled_from(
+    [
+        "calendar.listEvents",
+        "calendar/listEvents",
+        "calendar_listEvents",
+        "x" * 128,
+        "x" * 64 + ".y",
+        "x" * 127 + "z",
+    ]
+)
+
+
+@given(st.lists(_MCP_NAMES, unique=True, max_size=8), st.lists(_MCP_NAMES, unique=True, max_size=3))
+def test_a_chat_api_gets_names_that_it_takes_each_for_one_tool_whatever_the_others_are(
+    names: list[str], more: list[str]
+) -> None:
+    given_names = renamed(names)
+    seen = [given_names.get(name, name) for name in names]
+    assert len(set(seen)) == len(names) and all(map(_FITS.fullmatch, seen))
+    assert all(name in names and not _FITS.fullmatch(name) for name in given_names)
+    later = renamed([*reversed(names), *more])
+    assert {name: later[name] for name in given_names} == given_names
+
+
+def test_a_tool_cannot_take_the_name_of_another_by_being_called_so() -> None:
+    name = "calendar.listEvents"
+    others = [renamed([name])[name]]
+    for _ in range(20):  # each next name that the tool would be given is taken, too
+        given_name = renamed([name, *others])[name]
+        assert given_name not in others and _FITS.fullmatch(given_name)
+        others.append(given_name)
+
+
+def test_schemas_for_an_api_are_the_same_but_for_the_name_and_lead_back() -> None:
+    spec = _spec("s", "a.b")
+    (schema, plain), name_of = api_schemas([chat_schema("a.b", spec), chat_schema("plain", spec)])
+    name = schema["function"]["name"]
+    assert name_of == {name: "a.b"} and _FITS.fullmatch(name)
+    assert schema == chat_schema(name, spec) and plain == chat_schema("plain", spec)

@@ -102,3 +102,22 @@ AS_PYTHON = """{%- for m in messages -%}
 {% endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}"""
+
+# Of a schema it knows types and properties, as Gemma 4's does: none by the name of a keyword within another.
+NAMES_PROPERTIES = """{%- macro fields(properties, nested) -%}
+{%- for k, v in properties.items() if not (nested and k in ('type', 'properties')) -%}
+{{ k }}:{{ v.type | default('any') }}{% if v.properties %}{ {{- fields(v.properties, true) -}} }{% endif %};
+{%- endfor -%}{%- endmacro -%}
+{%- for t in tools or [] -%}
+<|im_start|>tool
+{% set f = t.function -%}
+{{ f.name }}: {{ f.description }} ({{ fields(f.parameters.properties, false) }}), in <tool_call><|im_end|>
+{% endfor -%}
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}"""
+# It has no place for descriptions.
+NAMES_TOOLS = NAMES_PROPERTIES.replace("{{ f.description }} ", "")

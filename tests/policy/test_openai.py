@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -80,14 +81,17 @@ def calls(
     return answer
 
 
-def play(script: Script, *, tasks: int = 1, **settings: Any) -> tuple[list[Trajectory], list[Received]]:
-    """Episodes that may call `double`, which tells twice its number."""
+async def double(x: int) -> str:
+    return f"twice is {2 * x}"
 
-    async def double(x: int) -> str:
-        return f"twice is {2 * x}"
+
+def play(
+    script: Script, *, tasks: int = 1, tools: Sequence[Callable[..., Any]] = (double,), **settings: Any
+) -> tuple[list[Trajectory], list[Received]]:
+    """Episodes that may call `double`, which tells twice its number, or other `tools`."""
 
     async def use(policy: OpenAIPolicy) -> list[Trajectory]:
-        async with scratch_pool((double, READ_ONLY)) as pool:
+        async with scratch_pool(*((tool, READ_ONLY) for tool in tools)) as pool:
             wanted = [
                 make_task(task_id=f"t{n}", success={"must_call_tool": "scratch.double"}) for n in range(tasks)
             ]
@@ -122,6 +126,32 @@ def test_native_calls_are_made_and_their_results_go_back_under_their_ids() -> No
         ("tool", "id-0", "twice is 8"),
         ("tool", "id-1", "twice is 10"),
     ]
+
+
+def test_an_api_that_takes_no_dots_gets_another_name_and_the_tool_is_called_by_its_own() -> None:
+    """As OpenAI does: 400 for a name that it does not take."""
+
+    def script(received: Received) -> Answer:
+        sent = [tool["function"]["name"] for tool in received.body["tools"]]
+        sent += [call["function"]["name"] for m in received.messages for call in m.get("tool_calls", ())]
+        assert len(sent) >= 2
+        if not all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in sent):
+            return error(400, "Invalid 'tools[0].function.name'")
+        if len(received.messages) == 2:
+            return calls(received, (sent[1], '{"x": 4}'), (sent[0], '{"x": 5}'))
+        return says(received, "12 and 10")
+
+    async def dotted(x: int) -> str:
+        return f"twice is {2 * x}"
+
+    async def long(x: int) -> str:
+        return f"thrice is {3 * x}"
+
+    dotted.__name__, long.__name__ = "math.twice/int", "t" * 128
+    (trajectory,), received = play(script, tools=(dotted, long))
+    results = [(r.tool, r.content) for r in trajectory.turns[0].tool_results]
+    assert results == [("t" * 128, "thrice is 12"), ("math.twice/int", "twice is 10")]
+    assert trajectory.final_answer == "12 and 10" and len(received) == 2
 
 
 def test_each_step_says_what_it_used_and_cost() -> None:

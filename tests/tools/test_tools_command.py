@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,6 +72,17 @@ def test_list_says_how_a_model_sees_tools_that_share_a_name(tmp_path: Path) -> N
     done = _run("list", "--servers", file)
     assert "  reads   one.echo(text) -> one__echo\n" in done.stdout
     assert "a model sees two.echo as two__echo\n" in _run("list", "--servers", file, "--json").stderr
+
+
+def test_list_says_how_a_model_behind_an_api_sees_a_tool_whose_name_apis_do_not_take(tmp_path: Path) -> None:
+    server = "from mcp.server import MCPServer\nserver = MCPServer('odd')\n"
+    server += "server.add_tool(lambda: '', name='calendar.listEvents')\nserver.run()\n"
+    file = _file(tmp_path, odd={"command": sys.executable, "args": ["-c", server]})
+    done = _run("list", "--servers", file)
+    match = re.search(r"odd\.calendar\.listEvents\(\) => (calendar_listEvents_[0-9a-f]{8})\n", done.stdout)
+    assert match is not None and "behind an API or a bridge" in done.stdout
+    told = f"a model behind an API sees odd.calendar.listEvents as {match[1]}\n"
+    assert told in _run("list", "--servers", file, "--json").stderr
 
 
 def test_call_prints_the_text_that_a_model_would_see_and_arguments_come_from_a_file_or_from_stdin(

@@ -20,6 +20,7 @@ from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.env.offer import Discovery
 from mcpagent.models.tokens import Renderer
+from mcpagent.policy.scripted import call_text
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.tools.pool import ToolPool
 from mcpagent.train.batch.samples import TrainSample, sample_from_segments
@@ -33,8 +34,9 @@ from mcpagent.train.sft import (
     demonstration_samples,
     texts,
     train_sft,
+    writable,
 )
-from tests.env.world import with_builtins
+from tests.env.world import make_task, with_builtins
 from tests.run.world import samples
 from tests.train.world import VOCABULARY, full_logprobs, make_learner, some_samples, tiny_model
 
@@ -280,6 +282,47 @@ def test_demonstrations_search_for_tools_before_they_call_them(renderer: Rendere
     called = [t for t in played if t.tool_results]
     assert any(t.is_success for t in called) and any(not t.is_success for t in called)
     assert "search_tools" in next(texts(called, tasks, catalog=catalog, renderer=renderer))
+
+
+def test_demonstrations_with_a_value_that_the_format_cannot_write_are_left_out() -> None:
+    """And no other: what is left is read back by `reads_back`, as is all in a format with escapes."""
+    spec = ToolSpec(
+        server="s",
+        name="look",
+        input_schema={"type": "object", "properties": {"text": {"type": "string"}, "any": {}}},
+    )
+    given_arguments: list[JsonObject] = [
+        *(
+            {"text": text}
+            for text in ("plain", '"quoted"', "5", "a</parameter>\n<parameter=b>", "<think>a</think>")
+        ),
+        *({"any": value} for value in ("plain", 5, "5", {"a": "5"})),
+    ]
+    tasks = {str(n): make_task(task_id=str(n)) for n in range(len(given_arguments))}
+    trajectories = [
+        Trajectory(
+            id=name,
+            task_id=name,
+            group_id=name,
+            prompt=(),
+            turns=(
+                Turn(index=0, completion=Completion(text=call_text("look", arguments))),
+                Turn(index=1, completion=Completion(text="Done.")),
+            ),
+            stop_reason=StopReason.ANSWERED,
+        )
+        for name, arguments in zip(tasks, given_arguments, strict=True)
+    ]
+
+    def left_out(tool_format: str) -> list[JsonObject]:
+        kept = {
+            each.id for each in writable(trajectories, tasks, catalog={"look": spec}, tool_format=tool_format)
+        }
+        return [given_arguments[int(each.id)] for each in trajectories if each.id not in kept]
+
+    assert left_out("qwen3_coder") == [given_arguments[3], {"any": "5"}]
+    assert left_out("glm") == [{"any": "5"}]
+    assert left_out("hermes") == left_out("pythonic") == left_out("llama3") == []
 
 
 class Counting:
