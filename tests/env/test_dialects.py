@@ -463,6 +463,12 @@ def test_an_id_and_a_kind_next_to_the_name_are_labels_unless_the_tool_takes_them
         assert parsed.calls == () and len(parsed.failures) == 1
 
 
+def test_calls_of_mistral_that_stand_behind_each_other_are_all_read() -> None:
+    two = '{"name": "quote", "arguments": {"days": 5}} {"name": "news", "arguments": {}}'
+    assert calls_of(f"[TOOL_CALLS] {two}", "mistral") == [("quote", {"days": 5}), ("news", {})]
+    assert read(f"[TOOL_CALLS] {two} {{", "mistral").calls == ()
+
+
 def test_a_message_to_one_tool_that_invokes_another_is_no_call() -> None:
     text = BY_HAND["atem"].replace("to=quote", "to=news")
     assert "is to news and invokes quote" in read(text, "atem").failures[0].reason

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.core.trajectory import StopReason
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.env.tool_format import gold_conversation, open_renderer, rewritten
@@ -192,6 +193,28 @@ def test_the_table_of_families_says_what_is_true() -> None:
         ends = [end.replace("|", r"\|") for end in ENDS[name][:2]]
         true[name] = (calls, results, *(f"`{end}`" for end in ends))
     assert told == true
+
+
+_QUERY = {"type": "object", "properties": {"needle": {"type": "string"}, "most_of": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/Query"},
+        {"anyOf": [{"$ref": "#/$defs/Query"}, {"type": "null"}], "default": None},
+        {"type": "array", "items": {"oneOf": [{"$ref": "#/$defs/Query"}, {"type": "string"}]}},
+    ],
+)
+def test_a_prompt_names_each_parameter_of_a_tool(
+    templates: dict[str, str], name: str, schema: dict[str, Any]
+) -> None:
+    parameters = {"type": "object", "properties": {"by_query": schema}, "$defs": {"Query": _QUERY}}
+    spec = ToolSpec(server="s", name="look", description="Looks.", input_schema=parameters)
+    question = [{"role": "user", "content": "Where is it?"}]
+    prompt = _renderer(templates, name).render_text(question, [chat_schema("look", spec)])
+    assert all(each in prompt for each in ("by_query", "needle", "most_of"))
 
 
 @pytest.mark.parametrize("name", ["gemma4", "lfm2_v2", "glm4moe", "qwen3"])

@@ -153,12 +153,16 @@ def _read(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
         if not body.startswith(("[", "{"), position):
             raise NotACall("expected [TOOL_CALLS]name[ARGS]{...} or a list of calls")
         value, end = decode_json(body, position)
+        calls = value if isinstance(value, list) and value else [value]
+        while body.startswith("{", after := skip_space(body, end)):  # one behind the other, without a list
+            value, end = decode_json(body, after)
+            calls.append(value)
     except NotACall as problem:
         end = body.find(_OPENING, position)
         end = len(body) if end < 0 else end
         parsed.fail(body[start:end], str(problem))
         return end
-    for call in value if isinstance(value, list) and value else [value]:
+    for call in calls:
         if isinstance(call, dict):
             parsed.add_object(body[start:end], call)
         else:
