@@ -89,6 +89,18 @@ def test_a_tool_cannot_take_the_name_of_another_by_being_called_so() -> None:
         others.append(given_name)
 
 
+def test_two_names_of_one_hash_get_two_names() -> None:
+    """Of 2 ** 17 names that differ in signs which no API takes, two share the hash (2 ** 32) nearly surely."""
+    first: dict[str, str] = {}
+    for number in range(2**17):
+        name = f"a{chr(0x4E00 + number % 2**12)}{chr(0x4E00 + number // 2**12)}"
+        other = first.setdefault(renamed([name])[name], name)
+        if other != name:
+            assert len(set(renamed([name, other]).values())) == 2
+            return
+    raise AssertionError("no two names share a hash")
+
+
 def test_schemas_for_an_api_are_the_same_but_for_the_name_and_lead_back() -> None:
     spec = _spec("s", "a.b")
     (schema, plain), name_of = api_schemas([chat_schema("a.b", spec), chat_schema("plain", spec)])

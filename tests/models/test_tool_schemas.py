@@ -68,7 +68,7 @@ def test_a_reference_is_shown_as_what_it_leads_to() -> None:
 
 
 def test_a_parameter_that_a_template_drops_for_its_name_is_missed_though_the_word_is_there() -> None:
-    """`type` stands in any such prompt; only a rendering without the parameter tells."""
+    """The tool has a `type` of its own; only a rendering without the nested one tells."""
     nested = tool(
         query={"type": "object", "properties": {"type": {"type": "string"}, "x": {"type": "string"}}}
     )
