@@ -69,9 +69,8 @@ def test_a_reference_is_shown_as_what_it_leads_to() -> None:
 
 def test_a_parameter_that_a_template_drops_for_its_name_is_missed_though_the_word_is_there() -> None:
     """The tool has a `type` of its own; only a rendering without the nested one tells."""
-    nested = tool(
-        query={"type": "object", "properties": {"type": {"type": "string"}, "x": {"type": "string"}}}
-    )
+    query = {"type": "object", "properties": {"type": {"type": "string"}, "x": {"type": "string"}}}
+    nested = tool(query=query, type={"type": "string"})
     assert left_out(tokenizer(NAMES_PROPERTIES), nested, name="x") == (["type"], [])
     assert '{"properties": {"query": ' in prompt(NAMES_PROPERTIES, nested)
 
