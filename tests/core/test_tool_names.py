@@ -90,7 +90,7 @@ def test_a_tool_cannot_take_the_name_of_another_by_being_called_so() -> None:
 
 
 def test_two_names_of_one_hash_get_two_names() -> None:
-    """Of 2 ** 17 names that differ in signs which no API takes, two share the hash (2 ** 32) nearly surely."""
+    """Of 2 ** 17 names that differ in signs which no API takes, two share a hash of 32 bits nearly surely."""
     first: dict[str, str] = {}
     for number in range(2**17):
         name = f"a{chr(0x4E00 + number % 2**12)}{chr(0x4E00 + number // 2**12)}"

@@ -54,7 +54,7 @@ def _add_if_call(text: str, parsed: ParsedCalls, *, tells: bool = True) -> bool:
             parsed.fail(text, str(problem))
             return True
         return False
-    if not isinstance(value, dict) or not ("tool" in value or _is_call(value)):
+    if not isinstance(value, dict) or not ("tool" in value or _is_call(value, parsed)):
         return False
     if end == len(text):
         parsed.add_object(text, value)
@@ -73,7 +73,6 @@ def _write_json(calls: Sequence[tuple[str, JsonObject]]) -> str:
 JSON = Dialect(name="json", write=_write_json, blocks={}, read_text=_read_json)
 
 
-_EXPECTED = 'expected {"name": ..., "parameters": {...}}'
 _LLAMA3_CALL_LIKE = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"[^"]*"\s*,\s*"(?:parameters|arguments)"\s*:'
 )
@@ -94,7 +93,7 @@ def _read_llama3(text: str, parsed: ParsedCalls) -> str:
     except NotACall:
         is_call = _LLAMA3_CALL_LIKE.match(text, start) is not None
     else:
-        is_call = _is_call(value)
+        is_call = _is_call(value, parsed)
     if not is_call:
         return text
     _read_objects(text, start, start, parsed)
@@ -113,17 +112,19 @@ def _read_objects(body: str, start: int, position: int, parsed: ParsedCalls) -> 
         if not is_last and body[after] != ";":
             parsed.fail(body[start:], "text after the JSON")
             return
-        if not _is_call(value):
-            parsed.fail(body[start:end], _EXPECTED)
-            return
         parsed.add_object(body[start:end], value)
         start = position = skip_space(body, after + 1)
-        if is_last or position == len(body):
+        if is_last or position == len(body) or parsed.is_full:
             return
 
 
-def _is_call(value: object) -> bool:
-    return isinstance(value, dict) and "name" in value and not value.keys().isdisjoint(ARGUMENT_KEYS)
+def _is_call(value: object, parsed: ParsedCalls) -> bool:
+    """Return whether a JSON object is meant as a call: its keys say so, or it names an offered tool and has
+    more than that."""
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+        return False
+    is_offered = len(value) > 1 and parsed.schema_of(name.strip()) is not None
+    return is_offered or not value.keys().isdisjoint(ARGUMENT_KEYS)
 
 
 def _write_llama3(name: str, arguments: JsonObject) -> str:
