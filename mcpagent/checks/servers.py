@@ -32,6 +32,7 @@ async def open_tool(
     *,
     timeout_s: float | None = None,
     max_in_flight: int = 1,
+    allow_writes: bool = False,
     console: Console,
 ) -> AsyncGenerator[tuple[ToolSpec, Callable[[JsonObject], Awaitable[ToolResult]]]]:
     """Start the server of `SERVER.TOOL`, and no other, and yield the tool and what calls it; `timeout_s` goes
@@ -39,7 +40,8 @@ async def open_tool(
     config, tool = _place(dotted, configs)
     if timeout_s is not None:
         config = replace(config, timeout_s=timeout_s)
-    limits = ToolsConfig(per_server={config.name: ServerSection(max_in_flight=max_in_flight)})
+    section = ServerSection(max_in_flight=max_in_flight, allow_writes=allow_writes)
+    limits = ToolsConfig(per_server={config.name: section})
     pool = ToolPool([config], limits, on_note=console.note)
     async with pool, pool.session() as session:
         spec = next((spec for spec in pool.tools.values() if spec.name == tool), None)
@@ -65,7 +67,9 @@ def call_tool(
     """Call `SERVER.TOOL` once. A failing call is a result; raises UserError as `open_tool` does."""
 
     async def run() -> tuple[ToolSpec, ToolResult]:
-        async with open_tool(dotted, configs, timeout_s=timeout_s, console=console) as (spec, call):
+        # Whoever writes a call here asks for what it does.
+        opened = open_tool(dotted, configs, timeout_s=timeout_s, allow_writes=True, console=console)
+        async with opened as (spec, call):
             return spec, await call(arguments)
 
     return asyncio.run(run())
@@ -242,7 +246,14 @@ def bench_tool(
 
     async def run() -> None:
         started_s = time.perf_counter()
-        opened = open_tool(dotted, configs, timeout_s=timeout_s, max_in_flight=concurrency, console=console)
+        opened = open_tool(
+            dotted,
+            configs,
+            timeout_s=timeout_s,
+            max_in_flight=concurrency,
+            allow_writes=allow_writes,
+            console=console,
+        )
         async with opened as (spec, call):
             if not spec.annotations.read_only and not allow_writes:
                 raise UserError(

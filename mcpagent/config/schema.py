@@ -277,6 +277,7 @@ class ServerSection(Section):
     isolation: Literal["shared", "episode"] | None = None
     safe_to_retry: StringTuple = ()  # tools that may be repeated although the server does not say so
     survives_restart: bool = False  # a new process knows what the old one was told
+    allow_writes: bool = False  # SQL that is more than one plain SELECT is sent too
     workspace: str | None = None  # a folder or file of which each episode gets a copy
     reset: ResetSection | None = None  # before each episode, which then run one after another
 

@@ -3,9 +3,12 @@ configuration is a UserError with that place."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,15 @@ def read_override(text: str) -> list[Entry]:
     if not equals or not all(key):
         raise UserError("write it as key=value, for example --set rollout.group_size=8", where=where)
     return _parse(value, prefix=key, place=lambda _: where)
+
+
+def set_option(*key: str, value: Any) -> str:
+    """Return the option of a setting as a shell takes it, whatever the names in its key hold."""
+    plain = list(takewhile(lambda part: part.strip() == part and not {".", "="} & {*part}, key))
+    for part in reversed(key[len(plain) :]):
+        value = {part: value}
+    written = value if isinstance(value, str) else json.dumps(value)
+    return f"--set {shlex.quote('.'.join(plain) + '=' + written)}"
 
 
 _Place = Callable[[yaml.Mark | None], str]  # what an error says of a place in the text, or of all of it

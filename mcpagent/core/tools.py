@@ -99,7 +99,7 @@ class FailureKind(StrEnum):
     UPSTREAM = "upstream"  # the server says that it, or a service behind it, failed or refuses us
     SCHEMA = "schema"  # the server broke the protocol or its own output schema
     CHANGED = "changed"  # the server no longer has the tool, or takes other arguments than it offered
-    DENIED = "denied"  # the allow-list forbids the tool
+    DENIED = "denied"  # the allow-list forbids the tool, or its SQL may write
     LIMIT = "limit"  # a limit of the episode was reached: the call was not made
     CASSETTE = "cassette"  # the cassette has no answer, or one that its server no longer gives
 

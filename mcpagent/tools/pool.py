@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from mcpagent.core.tools import LEDGER_ENV, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import Catalog, declared, near_match
 from mcpagent.tools.faults import OpenFailed
+from mcpagent.tools.languages import SqlGuard
 from mcpagent.tools.limits import limits_of
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.server import StartedServer
@@ -162,6 +163,7 @@ class ToolPool:
         if failures:
             remedies = [*logins, *([_start_remedy(unstarted)] if unstarted else [])]
             raise UserError("\n".join(failures), remedy="\n  ".join(remedies))
+        _check_readers(specs, self._servers, read_only=self._config.read_only)
         specs = declared(specs, read_only=self._config.read_only)
         self._catalog = Catalog.of(specs, allow=self._config.allow_list)
 
@@ -229,6 +231,20 @@ def _start_remedy(servers: Sequence[ServerConfig]) -> str:
     if any(isinstance(server, HttpServer) for server in servers):
         remedies.append("Check the server's url and headers, and that it runs there.")
     return " ".join(remedies) or "mcpagent doctor"
+
+
+def _check_readers(
+    specs: Sequence[ToolSpec], servers: Mapping[str, StartedServer], *, read_only: Collection[str]
+) -> None:
+    """Raise UserError for a tool that is said to read only, although the SQL that it takes may write."""
+    for spec in specs:
+        is_named = {spec.server, spec.dotted} & {*read_only}
+        if is_named and servers[spec.server].limits.allow_writes and SqlGuard(spec).is_needed:
+            raise UserError(
+                f"tools.read_only names {spec.dotted}, whose SQL may write: "
+                f"tools.per_server.{spec.server}.allow_writes",
+                remedy="leave one of them out, or name the other tools of the server one by one",
+            )
 
 
 def _check_names(names: Sequence[str], per_server: Iterable[str]) -> None:

@@ -11,9 +11,10 @@ from typing import TypeVar
 from mcp.types import Tool
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
+from mcpagent.config.source import set_option
 from mcpagent.core.hidden_text import over_schema_texts, without_hidden
 from mcpagent.core.redact import SECRETS
-from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolSpec, catalog_hash
+from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolCall, ToolSpec, catalog_hash
 from mcpagent.errors import UserError
 from mcpagent.tools.catalog import (
     DESCRIPTION_CHARS,
@@ -25,7 +26,8 @@ from mcpagent.tools.catalog import (
     why_illegible,
     why_too_long,
 )
-from mcpagent.tools.faults import OpenFailed
+from mcpagent.tools.faults import CallFailed, OpenFailed
+from mcpagent.tools.languages import SqlGuard
 from mcpagent.tools.limits import CircuitBreaker, Gate
 from mcpagent.tools.metrics import CallCounts, ServerMetrics
 from mcpagent.tools.schemas import SchemaCheck, pattern_notes, schema_problem
@@ -70,6 +72,7 @@ class StartedServer:
         self.shared: ServerSupervisor | None = None
         self.inputs: dict[str, SchemaCheck] = {}
         self.outputs: dict[str, SchemaCheck] = {}
+        self.sql: dict[str, SqlGuard] = {}  # by tool, of those that take SQL
         self.counts = CallCounts()
         self.version = ""  # what the server says of itself, when it is started
         self._launcher = launcher
@@ -126,6 +129,9 @@ class StartedServer:
         if self.limits.reset is not None:
             self._check_names("reset", [call.tool for call in self.limits.reset.calls], names)
         self.inputs = {s.name: SchemaCheck(s.input_schema) for s in specs}
+        if not self.limits.allow_writes:
+            guards = {s.name: SqlGuard(s) for s in specs}
+            self.sql = {name: guard for name, guard in guards.items() if guard.is_needed}
         if not self.may_change:
             return specs  # a check of every result would be an eighth of what an episode costs
         self.outputs = {s.name: SchemaCheck(s.output_schema) for s in specs if s.output_schema is not None}
@@ -168,6 +174,18 @@ class StartedServer:
         """Return True if a second effect of a call does no harm."""
         hints: ToolAnnotations = spec.annotations
         return hints.read_only or hints.idempotent or spec.name in self.limits.safe_to_retry
+
+    def guard(self, call: ToolCall) -> None:
+        """Raise CallFailed for a call that hands over SQL which is more than one plain SELECT."""
+        guard = self.sql.get(call.tool)
+        if guard is None or (why := guard.refusal(call.arguments)) is None:
+            return
+        self._note_once(
+            FailureKind.DENIED,
+            f"was not sent a call of {call.tool}: {why}. If its calls may change something: "
+            f"{set_option('tools', 'per_server', self.name, 'allow_writes', value=True)}",
+        )
+        raise CallFailed(FailureKind.DENIED, why)
 
     def timed_out(self) -> None:
         """Say, once, that a call had no answer in time, and how many the server had."""

@@ -106,6 +106,7 @@ class PoolSession:
         try:
             if fault := wire_fault(call.arguments):
                 raise CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments hold {fault}")
+            server.guard(named)  # whoever calls, and before anything is opened
             await self._reset_first(server, supervisor)
             if workspace is not None:
                 pending.arguments = workspace.to_server(pending.arguments)
