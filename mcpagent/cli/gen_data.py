@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +18,10 @@ from mcpagent.cli.options import (
     SeedValue,
     shard_of,
 )
+from mcpagent.cli.readers import YesReadOnly, with_readers
 from mcpagent.cli.results import dataset_blocks
-from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
-from mcpagent.config.schema import ToolsConfig
+from mcpagent.config.dataset_servers import DatasetServers
 from mcpagent.console import Block, Console
-from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.storage.locks import locked_folder
@@ -49,13 +47,7 @@ class SourceOptions:
         ),
     ] = False
     read_only: ReadOnly = None
-    yes_read_only: Annotated[
-        bool,
-        typer.Option(
-            "--yes-read-only",
-            help="Do not ask which tools only read: take those whose names suggest it.",
-        ),
-    ] = False
+    yes_read_only: YesReadOnly = False
     seed_value: SeedValue = None
 
 
@@ -145,8 +137,12 @@ def gen_data(
         tools = config.tools
         if not has_servers and not llm and (source.templates == "full" or source.explore):
             tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
-        if not llm and (source.explore or has_servers):
-            tools = _with_readers(tools, size.out, console, takes_guess=source.yes_read_only)
+        if (
+            source.templates == "core"
+            and (source.explore or has_servers)
+            and not (llm and writer.allow_writes)
+        ):
+            tools = with_readers(tools, console, takes_guess=source.yes_read_only, folder=size.out)
         remembered = DatasetServers.of(size.out, tools)
         check_dataset_servers(remembered, overwrite=size.overwrite)
         counts = {"train": size.train, "validation": size.validation, "heldout": size.heldout}
@@ -182,42 +178,6 @@ def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, ll
             "--shard is not for --llm: which tasks share a thing is known only when all are made",
             remedy="run it with several --seed instead, join the files, and divide them: mcpagent data split",
         )
-
-
-def _with_readers(tools: ToolsConfig, out: Path, console: Console, *, takes_guess: bool) -> ToolsConfig:
-    """Return the settings with the tools that only read though they do not say so: those that are named, and
-    with `takes_guess` those whose names suggest it; if none is named, those that the folder remembers, or
-    that a person at a terminal says when asked once."""
-    from mcpagent.synth.explore.words import seems_to_read
-    from mcpagent.tools.setup import open_tools
-
-    if tools.read_only and not takes_guess:
-        return tools
-    kept = read_dataset_servers(out) if out.is_dir() else None
-    names = () if kept is None else tuple(kept.settings.get(("tools", "read_only"), ()))
-    is_asked = console.is_terminal and sys.stdin.isatty() and not console.is_json
-    if not names and (takes_guess or is_asked):
-        with open_tools(tools, on_note=console.note) as opened:
-            silent = [spec for spec in opened.pool.tools.values() if not spec.annotations.read_only]
-        names = tuple(spec.dotted for spec in silent if seems_to_read(spec))
-        if silent and not takes_guess:
-            names = _asked(silent, names, console)
-    return tools.model_copy(update={"read_only": tuple(dict.fromkeys((*tools.read_only, *names)))})
-
-
-def _asked(silent: Sequence[ToolSpec], guess: tuple[str, ...], console: Console) -> tuple[str, ...]:
-    """Return which tools only read, as the person at the terminal says."""
-    console.note("These tools do not say whether they only read. Ticked are those that seem to:")
-    for spec in silent:
-        console.note(f"  [{'x' if spec.dotted in guess else ' '}] {spec.dotted}: {spec.description[:80]}")
-    answer = typer.prompt(
-        "Enter for the ticked ones, or the names of those that only read, or none",
-        default="",
-        show_default=False,
-        err=True,
-    )
-    named = tuple(name.strip() for name in answer.split(",") if name.strip())
-    return () if named == ("none",) else named or guess
 
 
 def _made(document: Mapping[str, Any]) -> Iterator[Block]:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mcpagent.cli.options import ConfigOptions, Json, ReadOnly, SeedValue, Settings
+from mcpagent.cli.readers import YesReadOnly, with_readers
 from mcpagent.console import Block, Console, Facts, Table, duration
 from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
@@ -47,6 +48,7 @@ def quickstart(
         ),
     ] = None,
     read_only: ReadOnly = None,
+    yes_read_only: YesReadOnly = False,
     seed_value: SeedValue = None,
     out: Annotated[
         Path | None,
@@ -69,7 +71,7 @@ def quickstart(
     """Train a small agent on real MCP tools, offline, and show that it learned.
 
     Takes a few minutes on one CPU core. A second call continues the run. With --servers the
-    tools are those of an mcp.json: tasks are made from what its read-only tools answer. With
+    tools are those of an mcp.json: tasks are made from what its tools answer that only read. With
     --model a pretrained model is measured, warm-started on a few demonstrations, trained by GRPO and measured
     again, fitted to this machine and the minutes; --set is for both of its runs.
 
@@ -81,7 +83,11 @@ def quickstart(
     """
     from mcpagent.demo.job import Stages, check_folder
 
-    for option, value in (("--read-only", read_only), ("--seed-value", seed_value)):
+    for option, value in (
+        ("--read-only", read_only),
+        ("--yes-read-only", yes_read_only or None),
+        ("--seed-value", seed_value),
+    ):
         if servers is None and value is not None:
             raise UserError(f"{option} is for servers of your own", remedy="name them: --servers mcp.json")
     for option, value in (("--minutes", minutes), ("--set", settings)):
@@ -103,6 +109,7 @@ def quickstart(
     if servers is not None:
         options = ConfigOptions(servers=servers)
         tools = options.config(console, has_data=False, read_only=read_only).tools
+        tools = with_readers(tools, console, takes_guess=yes_read_only, folder=out / "data")
         explored = ExploredServers(tools=tools, seed_values=read_seed_values(seed_value or ()))
 
     try:

@@ -42,7 +42,7 @@ _Timeout = Annotated[
     float | None,
     typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Deadline of a call; overrides the file."),
 ]
-_INDENT = " " * 10
+_INDENT = " " * 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +236,8 @@ def _print_server(server: ListedServer, arrows: Mapping[str, str], console: Cons
         return
     console.say(f"{server.name}: {counted(len(server.tools), 'tool')}, started in {server.start_s:.1f} s")
     for spec in server.tools:
-        effect = "reads" if spec.annotations.read_only else "writes"
-        line = f"  {effect:<8}{_signature(spec)}{arrows.get(spec.dotted, '')}"
+        effect = f"{spec.annotations.effect:<10}"
+        line = f"  {effect}{_signature(spec)}{arrows.get(spec.dotted, '')}"
         console.say(line, indent=len(_INDENT) + 2)
         summary = spec.description.strip().partition("\n")[0]
         if summary:

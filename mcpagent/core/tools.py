@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from itertools import count
+from typing import Literal
 
 from mcpagent.core.input_schemas import shown_schema
 from mcpagent.core.records import JsonObject, Record
@@ -27,6 +28,14 @@ class ToolAnnotations(Record):
     destructive: bool = True
     idempotent: bool = False
     open_world: bool = True
+
+    @property
+    def effect(self) -> Literal["reads", "writes", "unmarked"]:
+        """What the server says that the tool does; unmarked if it says nothing of it."""
+        if self.read_only:
+            return "reads"
+        says_so = "read_only" in self.model_fields_set or "destructive" in self.model_fields_set
+        return "writes" if says_so else "unmarked"
 
 
 class ToolSpec(Record):

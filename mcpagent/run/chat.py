@@ -74,8 +74,8 @@ class _Gate:
 
 
 class Conversation:
-    """The messages so far, and who goes on with them. `calls` are all that were made or refused, `stopped` is
-    why the last question got no answer."""
+    """The messages so far, and who goes on with them. `specs` are the tools, `calls` all that were made or
+    refused, `stopped` is why the last question got no answer."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class Conversation:
     ) -> None:
         self._io, self._ready, self._allows, self._note = tools.io, ready, allows, note
         self._tool_format = "auto" if ready.renderer is None else ready.renderer.tool_format
+        self.specs = list(tools.pool.tools.values())
         self._offer = offer(tools.pool.tools, None, task_id="chat", tool_format=self._tool_format)
         self._gate = _Gate(tools.pool.session())
         self._runner = CallRunner(self._gate, self._offer, max_calls=sys.maxsize, limits=TaskLimits())

@@ -84,9 +84,9 @@ def _speaks_of_sql(texts: Iterable[str]) -> bool:
 
 
 def _is_language(word: str) -> bool:
-    """Whether a word is the name of a language; MySQL and PostgreSQL are not."""
-    word = word.lower()
-    return word in _LANGUAGES or word == "sql" or (word.endswith("ql") and not word.endswith("sql"))
+    """Whether a word is the name of a language, or SQL itself; MySQL and PostgreSQL are not."""
+    low = word.lower()
+    return word == "SELECT" or low in {"sql", *_LANGUAGES} or (low.endswith("ql") and not low.endswith("sql"))
 
 
 def _is_free(schema: JsonObject) -> bool:

@@ -48,8 +48,8 @@ def test_list_prints_one_json_document_of_tool_specs(servers: Path) -> None:
 def test_list_without_json_shows_the_builtin_tools_with_their_arguments_and_effect() -> None:
     done = _run("list")
     assert done.returncode == 0
-    assert "  reads   polygon.polygon_get_aggs(ticker, start_date, end_date, [frequency])\n" in done.stdout
-    assert "  writes  slack.send_slack_message(" in done.stdout
+    assert "  reads     polygon.polygon_get_aggs(ticker, start_date, end_date, [frequency])\n" in done.stdout
+    assert "  writes    slack.send_slack_message(" in done.stdout
 
 
 def test_a_server_that_does_not_start_hides_no_other_and_exits_1(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_server_that_does_not_start_hides_no_other_and_exits_1(tmp_path: Path)
     file = _file(tmp_path, gone={"command": "no-such-program"}, echo=ECHO, dying=dying)
     done = _run("list", "--servers", file)
     assert done.returncode == 1
-    assert "  reads   echo.echo(text)\n" in done.stdout
+    assert "  reads     echo.echo(text)\n" in done.stdout
     assert "gone: did not start" in done.stdout and "dying: did not start" in done.stdout
     assert "error: server 'gone' did not start: no such command" in done.stderr
     assert " tools of 1 of 3 servers\n" in done.stdout
@@ -70,7 +70,7 @@ def test_a_server_that_does_not_start_hides_no_other_and_exits_1(tmp_path: Path)
 def test_list_says_how_a_model_sees_tools_that_share_a_name(tmp_path: Path) -> None:
     file = _file(tmp_path, one=ECHO, two=ECHO)
     done = _run("list", "--servers", file)
-    assert "  reads   one.echo(text) -> one__echo\n" in done.stdout
+    assert "  reads     one.echo(text) -> one__echo\n" in done.stdout
     assert "a model sees two.echo as two__echo\n" in _run("list", "--servers", file, "--json").stderr
 
 

@@ -6,6 +6,7 @@ import re
 from functools import lru_cache
 
 from mcpagent.core.tools import ToolSpec
+from mcpagent.tools.languages import takes_language
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -39,7 +40,9 @@ FREE_TEXT = words_of(
 PLACES = words_of("from to since until after before between in on at by")
 _SAME = ("species", "series", "means")  # one is called as several are
 
-_READING = _LOOKS | words_of("is has next previous tree info schema stat stats statistics status history")
+_READING = (_LOOKS - words_of("evaluate query")) | words_of(
+    "is has next previous tree info schema stat stats statistics status history"
+)
 _WRITING = words_of(
     "set add create new insert make update upsert edit write append delete remove clear drop reset move copy "
     "rename merge send post put save store load import export upload close start stop run execute restore "
@@ -117,10 +120,13 @@ def is_order(parameter: str) -> bool:
 
 def seems_to_read(spec: ToolSpec) -> bool:
     """Return whether a tool only reads, by what it says of itself, else by the verb that its name or its
-    description begins with, or if that begins with what the tool gives ("One runner by bib number")."""
+    description begins with, or if that begins with what the tool gives ("One runner by bib number"). One that
+    may execute what it is told does not seem to, whatever it is called."""
+    if spec.annotations.effect != "unmarked" or takes_language(spec):
+        return spec.annotations.read_only
     server = set(spaced(spec.server).split())
     named = next((word for word in spaced(spec.name).split() if word not in server), "")
-    if spec.annotations.read_only or named in _READING:
+    if named in _READING:
         return True
     told = re.findall(r"[a-z]+", re.split(r"[.\n]", spec.description, maxsplit=1)[0].lower())
     words = {*spaced(spec.name).split()}

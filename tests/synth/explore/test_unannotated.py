@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from mcpagent.storage.datasets import read_tasks
 from mcpagent.synth.explore.words import seems_to_read
 from tests.running import mcpagent
 from tests.synth.running import write_config
+from tests.test_interrupts import on_a_terminal, read_until
 
 LIGHTHOUSES = Path(__file__).with_name("silent_server.py")
 
@@ -35,10 +38,15 @@ LIGHTHOUSES = Path(__file__).with_name("silent_server.py")
         ("book_room", "A room is reserved", False),
         ("lamp", "Toggle the light of a room, or all of them", False),
         ("lights", "Every light is deleted", False),
+        ("read_query", "Run a SELECT query on the database", False),
+        ("get_query_plan", "The plan of a query.\n\nArgs:\n  text: SQL", False),
+        ("evaluate", "A JavaScript expression", False),
+        ("get_issues", "By GraphQL", False),
     ],
 )
 def test_what_a_tool_seems_to_do_is_told_by_its_first_words(name: str, description: str, reads: bool) -> None:
-    spec = ToolSpec(server="s", name=name, description=description, input_schema={})
+    schema = {"properties": {"text": {"type": "string"}}}
+    spec = ToolSpec(server="s", name=name, description=description, input_schema=schema)
     assert seems_to_read(spec) is reads
 
 
@@ -48,7 +56,11 @@ def test_the_guess_is_taken_if_told_and_stands_beside_the_dataset(tmp_path: Path
     counts = ("--train", "8", "--validation", "0", "--heldout", "2", "--out", "d", "--json")
     words = ("gen-data", "--explore", "--servers", "mcp.json", *counts)
     asked = mcpagent(*words, cwd=tmp_path)
-    assert asked.returncode == 2 and "--read-only" in asked.stderr
+    unmarked, safe, again = asked.stderr.splitlines()[-3:]
+    assert asked.returncode == 2 and "3 of 3 tools do not say" in unmarked
+    assert safe == "  2 of them look safe: silent.list_lamps, silent.get_lamp"
+    assert again == f"  mcpagent {' '.join(words)} --yes-read-only"
+    assert not (tmp_path / "d").exists() or not list((tmp_path / "d").glob("*.jsonl"))
     done = mcpagent(*words, "--yes-read-only", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load((tmp_path / "d" / "servers.yaml").read_text())["tools"]["read_only"] == [
@@ -63,6 +75,39 @@ def test_the_guess_is_taken_if_told_and_stands_beside_the_dataset(tmp_path: Path
     assert both.returncode == 0, both.stderr
     kept = yaml.safe_load((tmp_path / "d" / "servers.yaml").read_text())["tools"]["read_only"]
     assert sorted(kept) == ["silent.get_lamp", "silent.list_lamps"], "the guess next to what is named"
+
+
+@pytest.mark.system
+def test_a_person_at_a_terminal_is_asked_once_and_enter_takes_what_looks_safe(tmp_path: Path) -> None:
+    write_config(tmp_path, "silent", "-S", LIGHTHOUSES, tmp_path / "log")
+    counts = ["--train", "2", "--validation", "0", "--heldout", "0", "--out", "d"]
+    words = ["gen-data", "--explore", "--servers", "mcp.json", *counts]
+    with on_a_terminal(words, tmp_path) as (process, terminal):
+        question = read_until(terminal, "or none")
+        os.write(terminal, b"\r")
+        read_until(terminal, "calls over MCP")
+        assert process.wait() == 0
+    ticks = re.findall(r"\[[x ]\] silent\.\w+", question)
+    assert ticks == ["[x] silent.list_lamps", "[x] silent.get_lamp", "[ ] silent.break_lamp"]
+    assert "Break the lamp of a lighthouse" in question
+    kept = yaml.safe_load((tmp_path / "d" / "servers.yaml").read_text())["tools"]["read_only"]
+    assert kept == ["silent.list_lamps", "silent.get_lamp"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "words", ["quickstart --out q", "chat openai:m --once Hello", "gen-data --llm --out d"]
+)
+def test_every_command_says_how_many_are_unmarked_which_look_safe_and_what_to_type(
+    tmp_path: Path, words: str
+) -> None:
+    write_config(tmp_path, "silent", "-S", LIGHTHOUSES, tmp_path / "log")
+    given = [*words.split(), "--servers", "mcp.json"]
+    done = mcpagent(*given, cwd=tmp_path, env={"OPENAI_API_KEY": "sk-none"})
+    unmarked, safe, again = done.stderr.splitlines()[-3:]
+    assert done.returncode == 2 and "3 of 3 tools do not say" in unmarked and "2 of them look safe" in safe
+    assert again == f"  mcpagent {' '.join(given)} --yes-read-only"
+    assert not (tmp_path / "log").exists(), "no tool was called"
 
 
 @pytest.mark.system
