@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from mcpagent.config.schema import ToolsConfig
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import ToolCall, ToolResult
 from mcpagent.tools.contract import ToolSession
 from mcpagent.tools.pool import PoolSession, ToolPool
@@ -38,6 +38,8 @@ INSPECTOR = ("npx", "-y", "@modelcontextprotocol/inspector@2.12.0", "--cli")  # 
 INSTALL_OTHERS: dict[str, tuple[str, ...]] = {
     "fastmcp": ("uvx", "fastmcp", "--help"),
     "inspector": (*INSPECTOR, "--help"),
+    "mcp-csv-database": ("uvx", "--with", "mcp<2", "mcp-csv-database", "--help"),
+    "mcp-sqlite": ("npx", "-y", "-p", "mcp-sqlite", "--", "node", "--version"),
 }
 
 
@@ -132,9 +134,11 @@ class Desk:
 
     @asynccontextmanager
     async def pool(self, *names: str, timeout_s: float = 20.0, **entries: Any) -> AsyncGenerator[ToolPool]:
-        """The servers, from their mcp.json. The test ends with an error if one of them still runs then."""
+        """The servers, from their mcp.json; SQL may write. The test ends with an error if one of them still
+        runs then."""
         loaded = load_servers(self.configure(*names, **entries))
-        async with ToolPool(loaded.servers, ToolsConfig(timeout_s=timeout_s)) as pool:
+        sections = {server.name: ServerSection(allow_writes=True) for server in loaded.servers}
+        async with ToolPool(loaded.servers, ToolsConfig(timeout_s=timeout_s, per_server=sections)) as pool:
             yield pool
 
     @asynccontextmanager

@@ -40,7 +40,7 @@ def test_a_database_of_three_tables_gives_fifty_tasks_that_were_shown_to_be_solv
     before = list(database.iterdump())
     untold = mcpagent("gen-data", "--servers", file, "--out", tmp_path / "none")
     assert untold.returncode == 2, untold.stderr
-    assert "--read-only SERVER.TOOL" in untold.stderr
+    assert "--yes-read-only" in untold.stderr
     counts = ("--train", "60", "--validation", "0", "--heldout", "10", "--out", tmp_path / "tasks", "--json")
     done = mcpagent("gen-data", "--servers", file, "--read-only", _READS, *counts)
     assert done.returncode == 0, done.stderr

@@ -65,6 +65,7 @@ async def _episodes(desk: Desk, name: str, limits: ServerSection, *, count: int)
     """What each episode reads before and after it has written."""
     answers: list[tuple[str, str]] = []
     servers = load_servers(desk.configure(name)).servers
+    limits = limits.model_copy(update={"allow_writes": True})
     calls = ToolsConfig(timeout_s=60, per_server={name: limits})
     async with ToolPool(servers, calls) as pool:
         for _ in range(count):
