@@ -15,6 +15,7 @@ from pathlib import Path
 from mcpagent.checks import FAIL, PASS, SKIP, WARN, result
 from mcpagent.config.environment import resource_path
 from mcpagent.config.schema import TrainConfig
+from mcpagent.config.source import set_option
 from mcpagent.console import Console
 from mcpagent.core.records import CheckResult, JsonObject
 from mcpagent.core.tasks import Task
@@ -183,15 +184,18 @@ async def _check(
     on_note: Callable[[str], None],
 ) -> ServerIsolation:
     name = f"isolation of {server.name}"
-    section = config.tools.per_server.get(server.name)
+    section, read_only = config.tools.per_server.get(server.name), config.tools.read_only
     try:
         if section is not None and (section.workspace is not None or section.reset is not None):
             name = f"state of {server.name}"
-            return ServerIsolation(
-                check=_same_start(name, await probe_start(server, section, on_note=on_note))
-            )
+            state = await probe_start(server, section, read_only=read_only, on_note=on_note)
+            return ServerIsolation(check=_same_start(name, state))
         verdict = await probe_isolation(
-            server, allow=config.tools.allow_list, allow_writes=allow_writes, on_note=on_note
+            server,
+            allow=config.tools.allow_list,
+            read_only=read_only,
+            allow_writes=allow_writes,
+            on_note=on_note,
         )
     except UserError as error:
         return ServerIsolation(check=result(name, FAIL, error.message, error.remedy))
@@ -228,7 +232,7 @@ def _judge(name: str, verdict: IsolationVerdict, configured: Isolation, *, episo
         return result(name, WARN, f"no isolation helps: {because}", remedy)
     if configured != verdict.recommended:
         detail = f"{configured} is configured, {verdict.recommended} is recommended: {because}"
-        remedy = f"--set tools.isolation.{verdict.server}={verdict.recommended}"
+        remedy = set_option("tools", "isolation", verdict.server, value=verdict.recommended)
         if verdict.state is State.UNKNOWN:
             remedy += ", or see what its tools do: mcpagent env check --servers FILE --allow-writes"
         return result(name, WARN, detail, remedy)

@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 from mcp.types import CallToolResult, Tool
 
+from mcpagent.config.source import set_option
 from mcpagent.errors import UserError
 from mcpagent.tools.servers_config import StdioServer
 
@@ -129,11 +130,11 @@ def with_defaults(server: StdioServer) -> StdioServer:
 
     def default(match: re.Match[str]) -> str:
         if match[1] is None:
+            option = set_option("tools", "per_server", server.name, "workspace", value="FOLDER")
             raise UserError(
                 f"server {server.name!r} names ${{WORKSPACE}}, and has no workspace",
                 where=f"tools.per_server.{server.name}.workspace",
-                remedy=f"--set tools.per_server.{server.name}.workspace=FOLDER, or a default for other uses: "
-                "${WORKSPACE:-FOLDER}",
+                remedy=f"{option}, or a default for other uses: ${{WORKSPACE:-FOLDER}}",
             )
         return match[1]
 

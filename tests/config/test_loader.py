@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mcpagent.config.environment import resource_path
 from mcpagent.config.loader import DEFAULT_FILES, dump_config, load_train_config
 from mcpagent.config.schema import TrainConfig
+from mcpagent.config.source import set_option
 from mcpagent.errors import UserError
 
 SHIPPED = sorted(resource_path("configs").glob("*.yaml"))
@@ -217,6 +218,16 @@ def test_the_steps_of_a_curriculum_are_among_the_steps_that_were_asked_for() -> 
     assert epoch.total_steps(n_tasks=32) == 5 + 2
     with pytest.raises(UserError, match="no step is left for a demonstration"):
         load_train_config([], [*supervised, "training.max_steps=5"])
+
+
+@pytest.mark.parametrize("name", ["shop", "MCP SQLite Server", "a.b", "it's", "x=y", " edge", "{a: 1}", "é"])
+def test_an_option_that_is_advised_sets_what_it_says_in_a_shell(name: str) -> None:
+    for key in (("isolation", name), ("per_server", name, "isolation")):
+        option, text = shlex.split(set_option("tools", *key, value="episode"))
+        config = load_train_config([], [text], for_training=False).config
+        assert option == "--set" and config.tools.per_server[name].isolation == "episode"
+    _, text = shlex.split(set_option("tools", "per_server", name, "allow_writes", value=True))
+    assert load_train_config([], [text]).config.tools.per_server[name].allow_writes
 
 
 def test_settings_without_effect_are_noted() -> None:

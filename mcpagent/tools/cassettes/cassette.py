@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal, Self
 from weakref import WeakValueDictionary
 
+from mcpagent.config.source import set_option
 from mcpagent.core.records import JsonObject, shown_value
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
@@ -244,7 +245,7 @@ def _contaminations(servers: ServerFacts, tools: Sequence[ToolSpec]) -> list[str
             writing.setdefault(spec.server, []).append(spec.name)
     return [
         f"server {server!r} is shared by all episodes, and {', '.join(names[:_NAMED])} may change it, so a "
-        f"recorded answer can depend on other episodes: set tools.isolation.{server}=episode, or name it in "
+        f"recorded answer can depend on other episodes: {_own_instances(server)}, or name it in "
         "tools.read_only if it keeps no state"
         for server, names in writing.items()
     ]
@@ -397,11 +398,15 @@ def _strict_text(made: _Made, key: CallKey, why: Miss, *, tape: str) -> str:
     return f"{tape} has no answer to {made.spec.dotted} {arguments}: {why.explanation}"
 
 
+def _own_instances(server: str) -> str:
+    return set_option("tools", "isolation", server, value="episode")
+
+
 def _unsafe_text(past: _Made) -> str:
     return (
         f"{past.spec.dotted} was replayed, so the live server {past.spec.server!r} has not seen it from this "
         "episode, and making it again could have its effect twice because all episodes share that server; "
-        f"set tools.isolation.{past.spec.server}=episode, or record the whole episode again"
+        f"{_own_instances(past.spec.server)}, or record the whole episode again"
     )
 
 

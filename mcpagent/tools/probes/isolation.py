@@ -72,6 +72,7 @@ async def probe_isolation(
     config: ServerConfig,
     *,
     allow: Sequence[str] | None = None,
+    read_only: Sequence[str] = (),
     allow_writes: bool = False,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> IsolationVerdict:
@@ -80,12 +81,13 @@ async def probe_isolation(
     Called are the tools that the server declares read-only, and those that it declares both additive (not
     destructive) and closed (not open-world) and that need no path: a relative one is in the folder that the
     server runs in, which is the user's. `allow_writes` calls every tool; so does a built-in server in memory,
-    whose instances are thrown away. `allow` as for a ToolPool: what no episode may call does not count.
+    whose instances are thrown away. `allow` as for a ToolPool: what no episode may call does not count;
+    `read_only` as in its settings, of any server.
     Raises UserError if the server does not start.
     """
     async with AsyncExitStack() as stack:
-        first, cost = await stack.enter_async_context(_instance(config, on_note=on_note))
-        second, _ = await stack.enter_async_context(_instance(config))
+        first, cost = await stack.enter_async_context(_instance(config, read_only, on_note=on_note))
+        second, _ = await stack.enter_async_context(_instance(config, read_only))
         specs = [
             spec
             for spec in first.tools.values()
@@ -112,13 +114,14 @@ async def probe_isolation(
 
 @asynccontextmanager
 async def _instance(
-    config: ServerConfig, *, on_note: Callable[[str], None] = lambda _: None
+    config: ServerConfig, read_only: Sequence[str], *, on_note: Callable[[str], None] = lambda _: None
 ) -> AsyncGenerator[tuple[ToolPool, InstanceCost]]:
     """Run one instance of a server, measured. Raises UserError if it does not start."""
     settings = ToolsConfig(
         timeout_s=_CALL_TIMEOUT_S,
         retry=0,
         result_limit_chars=_RESULT_LIMIT_CHARS,
+        read_only=_of_server(config, read_only),
         per_server={config.name: ServerSection(isolation="shared")},
     )
     before = _server_processes()
@@ -129,6 +132,10 @@ async def _instance(
             yield pool, _cost_of(_server_processes() - before, start_s=start_s)
         else:
             yield pool, InstanceCost(start_s=start_s)
+
+
+def _of_server(config: ServerConfig, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name == config.name or name.startswith(f"{config.name}."))
 
 
 def _server_processes() -> set[psutil.Process]:
@@ -328,7 +335,11 @@ class StartState:
 
 
 async def probe_start(
-    config: ServerConfig, limits: ServerSection, *, on_note: Callable[[str], None]
+    config: ServerConfig,
+    limits: ServerSection,
+    *,
+    read_only: Sequence[str] = (),
+    on_note: Callable[[str], None],
 ) -> StartState:
     """Start a server's episodes one after another, change in each what there is to change, and compare the
     states that they begin in: the bytes of the workspace, and what the tools answer that only read.
@@ -340,7 +351,8 @@ async def probe_start(
     reads: dict[str, str] = {}
     digest = differs = None
     number, longest_s = 0, 0.0
-    async with ToolPool([config], ToolsConfig(per_server={config.name: limits}), on_note=on_note) as pool:
+    settings = ToolsConfig(read_only=_of_server(config, read_only), per_server={config.name: limits})
+    async with ToolPool([config], settings, on_note=on_note) as pool:
         specs = list(pool.tools.values())
         forbidden = _forbidden(specs)
         while differs is None and number < _STARTS:

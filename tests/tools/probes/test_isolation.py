@@ -72,6 +72,14 @@ def test_what_may_destroy_or_leave_the_server_is_called_only_on_demand(tmp_path:
     assert set(allowed.writes) == {"add_note", "wipe_notes", "mail_notes"}
 
 
+def test_a_tool_that_a_person_names_a_reader_is_one_for_the_probe(tmp_path: Path) -> None:
+    server = _notes("nowhere", WIPED=str(tmp_path / "wiped"))
+    named = ("notes.wipe_notes", "notes.mail_notes", "other.tool")
+    verdict = asyncio.run(probe_isolation(server, read_only=named))
+    assert (verdict.recommended, verdict.state) == ("shared", State.NONE)
+    assert verdict.writes == ("add_note",) and not {"wipe_notes", "mail_notes"} & verdict.not_tried.keys()
+
+
 def test_a_tool_that_writes_to_a_path_is_called_only_on_demand_and_what_it_leaves_is_named(
     tmp_path: Path,
 ) -> None:
