@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -210,11 +210,13 @@ def check_device() -> CheckResult:
     return result("device", WARN, f"{machine}; {needs}", "ps aux | sort -nrk 6 | head")
 
 
-def check_keys() -> list[CheckResult]:
-    """Say which API keys are set, in the environment or in `.env`; a value is never shown."""
+def check_keys(servers: Collection[str] = BUILTIN_NAMES) -> list[CheckResult]:
+    """Say which API keys of the servers are set, in the environment or in `.env`; a value is never shown."""
     variables = environment()
     checks: list[CheckResult] = []
     for service, names in KEY_NAMES.items():
+        if service not in servers:
+            continue
         variable = next((name for name in names if variables.get(name)), None)
         missing = f"{' / '.join(names)} not set; the embedded data need none"
         status, detail = (SKIP, missing) if variable is None else (PASS, f"{variable} is set")
@@ -287,7 +289,7 @@ def doctor(
         check_device(),
         *started.checks,
         check_sandbox(),
-        *check_keys(),
+        *check_keys(started.names),
         *_check_data(data, catalog=started.tools, servers=servers),
         check_outputs(Path("outputs")),
         *([] if model is None else check_model(model, tool_format=tool_format, catalog=started.tools or ())),
@@ -306,10 +308,11 @@ def check_sandbox() -> CheckResult:
 
 @dataclass(frozen=True)
 class Started:
-    """The outcome of starting the servers; `tools` is None if one of them did not start."""
+    """The outcome of starting the servers `names`; `tools` is None if one of them did not start."""
 
     checks: list[CheckResult]
     tools: list[ToolSpec] | None
+    names: Collection[str] = ()
 
 
 def check_servers(path: Path | None) -> Started:
@@ -330,7 +333,8 @@ def check_servers(path: Path | None) -> Started:
         _started(config, server, notes[config.name]) for config, server in zip(configs, listed, strict=True)
     ]
     is_whole = all(server.error is None for server in listed)
-    return Started(checks, [spec for server in listed for spec in server.tools] if is_whole else None)
+    tools = [spec for server in listed for spec in server.tools] if is_whole else None
+    return Started(checks, tools, list(notes))
 
 
 def _started(config: ServerConfig, server: ListedServer, notes: Sequence[str]) -> CheckResult:

@@ -13,7 +13,7 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Trajectory
+from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.compare import POINTS, Comparison, compare
@@ -43,6 +43,8 @@ _CONDITIONS = {
     "judge.identity": "the judge",
     "policy.chat_template_sha256": "the chat template",
 }
+# A limit that ended no episode of either side made no difference: that of the other would have ended none.
+_ENDED_BY = {"max_new_tokens": StopReason.MAX_TOKENS, "max_turns": StopReason.MAX_TURNS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,8 +305,11 @@ def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console 
     what else differs between them. Raises UserError."""
     console = console or Console()
     left, right = read_evaluation(a), read_evaluation(b)
+    ended = {*left.stop_reasons, *right.stop_reasons}
     conditions = (
-        (name, _at(left.provenance, key), _at(right.provenance, key)) for key, name in _CONDITIONS.items()
+        (name, _at(left.provenance, key), _at(right.provenance, key))
+        for key, name in _CONDITIONS.items()
+        if key not in _ENDED_BY or _ENDED_BY[key] in ended
     )
     others = [name for name, x, y in conditions if None not in (x, y) and x != y]
     if others:

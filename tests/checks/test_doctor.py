@@ -51,6 +51,7 @@ def test_a_working_installation_passes_and_no_key_is_ever_shown() -> None:
     for name in ("python", "packages", "extra hf", "server polygon", "server slack", "data", "key fmp"):
         assert checks[name].status is CheckStatus.PASS, checks[name]
     assert checks["key tavily"].status is CheckStatus.SKIP
+    assert [check.name for check in check_keys(["mine", "fmp"])] == ["key fmp"], "of what is in use"
     assert checks["data"].detail.endswith("12 valid tasks")
     assert "sekret" not in done.stdout + done.stderr
 

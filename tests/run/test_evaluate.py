@@ -176,6 +176,21 @@ def test_a_comparison_says_what_else_differs(
     assert "differ in the temperature too" in err
 
 
+def test_a_limit_counts_as_a_difference_only_if_it_ended_an_episode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, turns in (("gold", 8), ("gold", 7), ("over_eager", 1)):
+        settings = config(SHORT, f"rollout.max_steps_per_episode={turns}")
+        evaluate_model(
+            settings, model=name.replace("_", "-"), data=TRAIN, out=tmp_path / f"{name}{turns}.json"
+        )
+    capsys.readouterr()
+    compare_files(tmp_path / "gold8.json", tmp_path / "gold7.json", console=Console())
+    assert capsys.readouterr().err == ""
+    compare_files(tmp_path / "gold8.json", tmp_path / "over_eager1.json", console=Console())
+    assert "the limit of turns" in " ".join(capsys.readouterr().err.split())
+
+
 def test_tasks_of_one_name_are_told_apart_by_the_dataset_not_the_order(tmp_path: Path) -> None:
     one, two = samples(count=2)
     forwards = played("gold", [one, two], tmp_path)
