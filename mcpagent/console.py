@@ -169,7 +169,10 @@ class Console:
             def advance(amount: int = 1, *, note: str = "") -> None:
                 bar.update(task, advance=amount, note=shown(note))
 
-            yield advance
+            try:
+                yield advance
+            finally:
+                bar.update(task, note="")  # what it was doing last says nothing of an end
 
     def _progress_lines(self, title: str, total: int | None) -> Iterator[Advance]:
         pace, latest = ProgressRate(total), [""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,7 @@ def gen_data(
             rewriting=rewriting(writer, config, size.out, console=console) if rewrite else None,
             shard=shard_of(size.shard),
         )
-    console.print_blocks(document, _made(document))
+    console.print_blocks(document, _made(document, size.out))
 
 
 def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, llm: bool) -> None:
@@ -180,7 +181,7 @@ def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, ll
         )
 
 
-def _made(document: Mapping[str, Any]) -> Iterator[Block]:
+def _made(document: Mapping[str, Any], out: Path) -> Iterator[Block]:
     yield from dataset_blocks(document)
     if (told := document.get("rewrite")) is not None:
         kept = ", ".join(f"{reason} {count}" for reason, count in told["kept_as_they_were"].items())
@@ -189,3 +190,6 @@ def _made(document: Mapping[str, Any]) -> Iterator[Block]:
             + (f"; as they were: {kept}" if kept else "")
         )
     yield f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s"
+    folder = shlex.quote(str(out))
+    yield f"Next: mcpagent env check --data {folder}"
+    yield f"      mcpagent train --dry-run --model MODEL --data {folder}"

@@ -67,6 +67,8 @@ def _listed(folder: Path, run_infos: list[RunInfo]) -> Iterator[Block]:
 
 
 def _steps(run: RunInfo) -> str:
+    if run.warm_start is not None:
+        return f"warm start {_steps(run.warm_start)}"
     # A run that was resumed with fewer steps than it has taken has no such share.
     is_share = run.total_steps is not None and run.steps <= run.total_steps
     return f"{run.steps}/{run.total_steps}" if is_share else str(run.steps)

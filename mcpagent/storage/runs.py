@@ -25,6 +25,7 @@ RunState = Literal["running", "finished", "interrupted", "failed"]
 
 # What a run, and a quickstart, measures of itself once training is over.
 _AFTER_TRAINING = ("best.json", "trained.json")
+_WARM_START = "warm_start"  # in the folder of a quickstart
 _DEFAULT_NAME = re.compile(r"train-(\d{4}-\d{2}-\d{2})-([a-z]+)")
 
 
@@ -158,7 +159,8 @@ def new_session(
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """The state of a run. `success` is that on the held-out tasks after training, else the best on the
-    validation set, else that of its last step's episodes; `success_of` says which."""
+    validation set, else that of its last step's episodes; `success_of` says which. `warm_start` is the run of
+    a quickstart's warm start, until its own steps begin."""
 
     name: str
     path: str
@@ -172,6 +174,7 @@ class RunInfo:
     started_at: str | None
     ended_at: str | None
     process: JsonObject | None
+    warm_start: RunInfo | None = None
 
 
 def is_run(folder: Path) -> bool:
@@ -194,6 +197,7 @@ def _info(folder: Path) -> RunInfo:
     metrics = run.metrics()
     steps = metrics[-1]["step"] if metrics else 0
     success, of = success_of(run)
+    warm_start = folder / _WARM_START
     return RunInfo(
         name=folder.name,
         path=str(folder),
@@ -207,6 +211,7 @@ def _info(folder: Path) -> RunInfo:
         started_at=status.get("started_at"),
         ended_at=None if process is not None else status.get("ended_at"),
         process=process,
+        warm_start=_info(warm_start) if not steps and is_run(warm_start) else None,
     )
 
 

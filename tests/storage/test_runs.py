@@ -47,6 +47,17 @@ def another_process(kind: str, path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def test_a_quickstart_shows_its_warm_start_until_its_own_steps_begin(tmp_path: Path) -> None:
+    with new_session(tmp_path, "own", kind="quickstart") as session:
+        session.begin(60)
+        make_run(tmp_path / "own" / "warm_start", kind="sft", steps=3, total=950)
+        (run,) = list_runs(tmp_path)
+        assert (run.steps, run.total_steps) == (0, 60)
+        assert run.warm_start is not None and (run.warm_start.steps, run.warm_start.total_steps) == (3, 950)
+        (session.folder / "metrics.jsonl").write_text('{"step": 1}\n')
+        assert list_runs(tmp_path)[0].warm_start is None
+
+
 def make_run(folder: Path, *, kind: str = "grpo", steps: int = 0, total: int = 4) -> None:
     """A run that its process left in the regular way."""
     with new_session(folder.parent, folder.name, kind=kind) as session:

@@ -119,7 +119,8 @@ class Silence:
             count = "1 tool does" if len(self.tools) == 1 else f"{len(self.tools)} tools do"
             return (
                 f"{count} not say that they only read and were never called: {', '.join(self.tools)}; name "
-                "those that do with --read-only (--yes-read-only takes those that seem to)"
+                "those that do with --read-only (--yes-read-only takes those that look safe). What writes is "
+                "tried if each episode gets a copy of its data: --set tools.per_server.NAME.workspace=FOLDER"
             )
         *others, last = self.tools
         named = f"{', '.join(others)} and {last}" if others else last

@@ -85,8 +85,11 @@ def test_a_person_at_a_terminal_is_asked_once_and_enter_takes_what_looks_safe(tm
     with on_a_terminal(words, tmp_path) as (process, terminal):
         question = read_until(terminal, "or none")
         os.write(terminal, b"\r")
-        read_until(terminal, "calls over MCP")
+        seen = read_until(terminal, "--data d\r\n", read_until(terminal, "Next:"))
         assert process.wait() == 0
+    bars = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    assert "2/2" in bars and not re.search(r"left +\S+\s*\n", bars), "a finished bar says what it did last"
+    assert "Next: mcpagent env check --data d" in seen
     ticks = re.findall(r"\[[x ]\] silent\.\w+", question)
     assert ticks == ["[x] silent.list_lamps", "[x] silent.get_lamp", "[ ] silent.break_lamp"]
     assert "Break the lamp of a lighthouse" in question
