@@ -8,6 +8,7 @@ out of sight.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -16,6 +17,7 @@ from sqlglot import Token, TokenType, exp
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import SqlglotError
 
+logging.getLogger("sqlglot").setLevel(logging.ERROR)  # what it does not know is refused here, in words
 # BigQuery and Spark have no '' for a quote in a text, and would refuse the name O''Brien; what they read
 # otherwise (three quotes, backslashes) is refused for all.
 _DIALECTS = ("sqlite", "postgres", "mysql", "tsql", "duckdb", "snowflake", "clickhouse", "oracle")
