@@ -109,7 +109,7 @@ def disk_error(error: Exception, *, where: Path | None) -> RunError | UserError 
     return RunError(
         f"cannot be written: {_DISK[number]} ({os.strerror(number)})",
         where=None if place is None else str(place),
-        remedy="make room or name another place, then type the command again (mcpagent train: with --resume)",
+        remedy="make room or name another place, then type the command again, a training run with --resume",
     )
 
 
