@@ -313,7 +313,9 @@ def env_check(
         given = None
         if data is not None:
             files = split_files(data)
-            opened = [stack.enter_context(open_tasks(config, file)) for file in files.values()]
+            opened = [
+                stack.enter_context(open_tasks(config, file, on_note=console.note)) for file in files.values()
+            ]
             given = opened[0] if len(opened) == 1 else DiskList(islice(chain(*opened), config.data.max_tasks))
         isolation: tuple[ServerIsolation, ...] = ()
         # If a cassette answers, the servers are not what episodes meet.

@@ -1,4 +1,4 @@
-"""`mcpagent data`: validate a dataset, count what is in it, divide it, thin it out, look at it."""
+"""`mcpagent data`: validate a dataset, count what is in it, divide, thin out or restate it, look at it."""
 
 from __future__ import annotations
 
@@ -206,6 +206,45 @@ def dedupe(
     )
 
 
+def restate(
+    file: _File,
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=out_file("tasks.jsonl"), help="A file for all tasks, or a folder.", show_default=False
+        ),
+    ],
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Say in the questions of an older dataset what form their answers have.
+
+    What no question can state stays as it is and is counted, with the reason.
+
+    Example: mcpagent data restate train.jsonl --out restated.jsonl
+    """
+    from mcpagent.synth.datasets.restate import OUTCOMES, RestateReport, restated_tasks
+    from mcpagent.synth.generate import carry_servers, write_servers
+
+    console = Console(is_json=as_json)
+    refuse_existing(out, overwrite=overwrite)
+    remembered = carry_servers(file, out.parent, overwrite=overwrite)
+    report = RestateReport()
+    write_jsonl(out, restated_tasks(file, report))
+    write_servers(remembered)
+    console.print_blocks(
+        {**report.as_json(), "path": str(out)},
+        [
+            f"{file}: {counted(report.counts.total(), 'task')}, in {out}",
+            *(f"  {report.counts[name]} {said}" for name, said in OUTCOMES.items() if report.counts[name]),
+            *(
+                f"  {left['first']}: {left['reason']} ({counted(left['records'], 'record')} of type {kind})"
+                for kind, left in report.left.items()
+            ),
+        ],
+    )
+
+
 def show(
     file: _File,
     task_id: Annotated[str | None, typer.Option("--id", help="A task_id. Default: the first task.")] = None,
@@ -289,12 +328,13 @@ def _bar(count: int, top: int) -> str:
 
 
 app = group_app(
-    "Validate a dataset, count, divide or thin it out, or show a task.",
+    "Validate a dataset, count, divide, thin out or restate it, or show a task.",
     {
         "validate": validate,
         "stats": stats,
         "split": split,
         "dedupe": dedupe,
+        "restate": restate,
         "show": show,
         "samples": samples,
     },

@@ -29,6 +29,9 @@ from mcpagent.core.values import as_number, is_json_array, is_json_object
 ASKS_FOR_LINE = (
     'End your last message with one line "Answer: ...", or "Answer: none" if the tools cannot tell.'
 )
+# How the system messages of datasets asked for it whose questions did not state a form yet.
+_ASKED_BEFORE = 'End your last message with a line that gives nothing but the answer: "Answer: ..."'
+ASKED_BEFORE = (f"{_ASKED_BEFORE}.", f'{_ASKED_BEFORE}, or "Answer: none" if the tools cannot give one.')
 NO_ANSWER = "none"
 STATED_TYPES = frozenset({"number", "date", "name", "set", "list", "pairs", "choice", "yes_no"})
 _SENTENCE = 'End with "Answer: " and '

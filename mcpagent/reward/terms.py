@@ -26,6 +26,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import RewardTerm, Trajectory
 from mcpagent.errors import UserError
+from mcpagent.reward.answer.verdict import GRADER
 from mcpagent.reward.judge import JUDGE_TERM
 from mcpagent.reward.record import EpisodeRecord, Graded, Reward, grade, record_of
 from mcpagent.reward.rule import MAX_PENALTY, TERM_NAMES, WEIGHTS, with_penalty
@@ -125,6 +126,7 @@ class ConfiguredReward:
         """Return what a manifest and the provenance of a result say of the reward."""
         bounds = self.bounds
         return {
+            "grader": GRADER,
             "weights": self.effective_weights,
             "terms": {
                 each.name: {"function": each.place, "source_sha256": each.source_sha256}
@@ -153,6 +155,11 @@ class ConfiguredReward:
 
 
 DEFAULT_REWARD = ConfiguredReward()
+
+
+def grader_of(facts: JsonObject) -> int:
+    """Return the version of the grader that a manifest or a provenance names; the first was not named."""
+    return facts.get("reward", {}).get("grader", 1)
 
 
 def load_reward(config: RewardConfig) -> ConfiguredReward:

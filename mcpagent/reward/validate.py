@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mcpagent.core.answer_line import form_of, form_problem, states_form
+from mcpagent.core.answer_line import ASKED_BEFORE, form_of, form_problem, states_form
 from mcpagent.core.matching import expect_problems, match_rules, rule_problems
 from mcpagent.core.patterns import pattern_problem
 from mcpagent.core.placeholders import PlaceholderError, references
@@ -23,6 +23,7 @@ _ANY_WORDS_PASS = (
     "final_answer of type {kind} without an answer line sees neither a denial nor a second value next to the "
     "right one; ask for an answer line (`mcpagent data restate`), or use the method rule+judge"
 )
+_GENERATORS = ("rules", "explore", "llm")
 _NO_CALL_REQUIRED = (
     "final_answer alone judges: who knows the answer passes without a call; give it a tool_sequence or "
     "success.must_call_tool"
@@ -104,8 +105,8 @@ def _answer_problems(check: AnswerCheck, truth: GroundTruth) -> Iterator[str]:
     elif truth.answer_line and check.type in ("none", "abstention"):
         if check.form is not None and form_of(check) is None:
             yield f"final_answer.form is {check.form!r}, which no question can ask for"
-    elif truth.answer_line and (flaw := form_problem(check)):
-        yield f"{where}: {flaw}"
+    elif truth.answer_line and (flaw := _form_flaw(check)):
+        yield flaw
     elif check.type == "number" and as_number(check.value) is None:
         yield f"{where} is {check.value!r}, but type number needs a number or a step reference"
     reference = truth.reference_answer
@@ -134,12 +135,37 @@ def task_warnings(task: Task) -> list[str]:
     return warnings if is_proven or references(check.value) else [*warnings, _ANY_CALL_PASSES]
 
 
-def lacks_form(task: Task) -> bool:
-    """Return whether the question of `task` does not state the form that its answer line is read in."""
+def unstated_answer(task: Task) -> str | None:
+    """Return why no run may begin with `task`: its answer line can have no form that a question states. None
+    if it can, and for a task of before questions stated forms, which is played as it is."""
     check = task.truth.final_answer
-    return (
-        task.truth.answer_line and check is not None and form_of(check) is not None and not states_form(task)
-    )
+    if check is None or not task.truth.answer_line or _was_asked_before(task):
+        return None
+    return _form_flaw(check)
+
+
+def lacks_form(task: Task) -> bool:
+    """Return whether a task was made before questions stated the form of their answer, and its own does not
+    though it could: `mcpagent data restate` adds it."""
+    check = task.truth.final_answer
+    if check is None or not (task.truth.answer_line or is_generated(task)):
+        return False
+    could = form_of(check) is not None and form_problem(check) is None
+    return check.type == "abstention" or (could and not states_form(task))
+
+
+def is_generated(task: Task) -> bool:
+    """Return whether `mcpagent gen-data` made a task."""
+    return task.extra_info.get("generator") in _GENERATORS
+
+
+def _form_flaw(check: AnswerCheck) -> str | None:
+    flaw = form_problem(check)
+    return flaw and f"final_answer.{'options' if check.type == 'choice' else 'value'}: {flaw}"
+
+
+def _was_asked_before(task: Task) -> bool:
+    return any(line in ASKED_BEFORE for line in task.prompt[0].content.splitlines())
 
 
 def _evidence_problems(truth: GroundTruth) -> Iterator[str]:

@@ -182,7 +182,7 @@ def _open_grpo_actor(
         ledger=inputs.ledger,
         tool_metrics=lambda: totals.joined(tools.take_metrics()),
         on_part=watch.on_part,
-        on_validation=partial(store_validation, run),
+        on_validation=partial(store_validation, run, inputs.manifest["reward"]),
     )
     with _open_actor(
         inputs,

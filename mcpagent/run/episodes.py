@@ -12,7 +12,7 @@ from typing import Literal
 from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
 from mcpagent.config.loader import LoadedConfig, load_train_config
 from mcpagent.config.schema import ToolsConfig, TrainConfig
-from mcpagent.console import Console
+from mcpagent.console import Console, counted
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
@@ -23,6 +23,7 @@ from mcpagent.judge.tasks import judge_note
 from mcpagent.models.out_of_memory import memory_reported
 from mcpagent.policy.contract import Sampling
 from mcpagent.reward.terms import load_reward
+from mcpagent.reward.validate import lacks_form, unstated_answer
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.run.policies import OpenedJudge, ReadyPolicy, at_once, open_agent, open_policy, refuse_policy
 from mcpagent.storage.datasets import DiskList, TaskFile, find_dataset, split_file
@@ -237,8 +238,19 @@ def open_tasks(
     on_note: Callable[[str], None] = lambda _: None,
 ) -> TaskFile:
     """Open the dataset `data`, or the validation set of `config`; of it the `shard`. `on_note` is told if the
-    judge and the tasks do not go together. Raises UserError."""
-    tasks = TaskFile(data or _validation_file(config), max_tasks=config.data.max_tasks, shard=shard)
+    judge and the tasks do not go together, and if questions lack the form of their answer. Raises UserError,
+    also for an answer that can have none."""
+    lacking = 0
+
+    def look(task: Task, where: str) -> None:
+        nonlocal lacking
+        if flaw := unstated_answer(task):
+            remedy = "write it so; mcpagent data validate FILE lists all such records"
+            raise UserError(flaw, where=f"{where} ({task.id})", remedy=remedy)
+        lacking += lacks_form(task)
+
+    path = data or _validation_file(config)
+    tasks = TaskFile(path, max_tasks=config.data.max_tasks, shard=shard, on_task=look)
     try:
         if not tasks:
             problem, where = "has no task: there are fewer than shards", f"--shard {shard[0]}/{shard[1]}"
@@ -249,6 +261,11 @@ def open_tasks(
         raise
     if note is not None:
         on_note(note)
+    if lacking:
+        on_note(
+            f"{path}: {lacking} of {counted(len(tasks), 'question')} state no form of the answer, which is "
+            f"read in one; add it: mcpagent data restate {shlex.quote(str(path))} --out FILE"
+        )
     return tasks
 
 

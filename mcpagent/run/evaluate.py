@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from mcpagent.evaluate.compare import POINTS, Comparison, compare
 from mcpagent.evaluate.stored import read_document
 from mcpagent.evaluate.summary import EvalResult, summarise
 from mcpagent.interrupts import Interrupted
-from mcpagent.reward.terms import load_reward, regraded
+from mcpagent.reward.answer.verdict import GRADER
+from mcpagent.reward.terms import grader_of, load_reward, regraded
 from mcpagent.run.episodes import EpisodeSetup, open_episodes
 from mcpagent.run.rollout import check_out, episode_progress
 from mcpagent.storage.atomic import write_text
@@ -175,6 +177,12 @@ def _scored_before(out: Path, conditions: JsonObject) -> Iterator[Trajectory]:
     else:
         nothing = "there is no evaluation to continue"
         raise UserError(nothing, where=str(out), remedy="begin one, without --resume")
+    if (grader := grader_of(before)) != GRADER:
+        raise UserError(
+            f"was graded by grader {grader}, and this is grader {GRADER}, whose verdicts are others",
+            where=str(out),
+            remedy=f"begin anew with --overwrite, or grade what is finished: {_regrade_command(out)}",
+        )
     shared = {**_CONDITIONS, "seed": "the seed", "policy": "the model", "shard": "the shard"}
     changed = [name for key, name in shared.items() if _at(conditions, key) != _at(before, key)]
     if changed:
@@ -305,6 +313,13 @@ def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console 
     what else differs between them. Raises UserError."""
     console = console or Console()
     left, right = read_evaluation(a), read_evaluation(b)
+    graders = grader_of(left.provenance), grader_of(right.provenance)
+    if graders[0] != graders[1]:
+        raise UserError(
+            f"is graded by grader {graders[0]}, and {b} by grader {graders[1]}, whose verdicts are others",
+            where=str(a),
+            remedy=f"grade the older one anew: {_regrade_command(a if graders[0] < graders[1] else b)}",
+        )
     ended = {*left.stop_reasons, *right.stop_reasons}
     conditions = (
         (name, _at(left.provenance, key), _at(right.provenance, key))
@@ -318,6 +333,12 @@ def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console 
         )
     is_same = bool(right.provenance) and not others  # as far as both say what they were made with
     return compare(left, right, tasks=_tasks_of(left.provenance) if is_same else (), points=points)
+
+
+def _regrade_command(path: Path) -> str:
+    """Return the command that grades an evaluation by this version's grader."""
+    of_tasks = " --data TASKS.jsonl" if path.name.endswith(RECORDS_SUFFIXES) else ""
+    return f"mcpagent eval regrade {shlex.quote(str(path))}{of_tasks} --out REGRADED.json"
 
 
 def _tasks_of(facts: JsonObject) -> Sequence[Task]:

@@ -15,6 +15,8 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.models.load import load_model, resolve_device, resolve_dtype
+from mcpagent.reward.answer.verdict import GRADER
+from mcpagent.reward.terms import grader_of
 from mcpagent.run.self_evaluation import SelfEvaluation
 from mcpagent.storage.checkpoints import last_good_checkpoint
 from mcpagent.storage.datasets import TaskFile
@@ -199,6 +201,7 @@ class RunInputs:
             return None
         run = RunFolder.open(self.folder)
         check_same(config, run)
+        check_same_grader(run)
         _check_same_reward(run.manifest, self.manifest, where=run.path / "manifest.json")
         checkpoint = last_good_checkpoint(run)
         run.truncate_after((step_of(checkpoint) or 0) if checkpoint else 0)
@@ -221,6 +224,18 @@ def check_same(config: TrainConfig, run: RunFolder) -> None:
             where=str(run.config_path),
             remedy="resume with that file (--config), or start a new run under another name",
         )
+
+
+def check_same_grader(run: RunFolder) -> None:
+    """Raise UserError if the episodes of the run were graded by another version of the grader."""
+    if (before := grader_of(run.manifest)) == GRADER:
+        return
+    raise UserError(
+        f"the run began under grader {before} and this is grader {GRADER}, whose verdicts are others",
+        where=f"{run.path / 'manifest.json'}: reward.grader",
+        remedy="start a new run, from its weights if you like (--set model.name=RUN); grade the evaluations "
+        f"of this one anew: mcpagent eval regrade {run.evaluations / 'NAME.json'} --out FILE.json",
+    )
 
 
 def _check_same_reward(began: JsonObject, now: JsonObject, *, where: Path) -> None:

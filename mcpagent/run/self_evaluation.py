@@ -15,6 +15,7 @@ from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.report.numbers import rate
 from mcpagent.evaluate.summary import BEST, UNTRAINED, EvalResult, EvalSummary, summarise
+from mcpagent.reward.terms import load_reward
 from mcpagent.run.episodes import measured_file, open_tasks
 from mcpagent.storage.atomic import write_text
 from mcpagent.storage.datasets import TaskFile, spread
@@ -130,6 +131,7 @@ class SelfEvaluation:
             "max_new_tokens": rollout.max_new_tokens,
             "max_turns": rollout.max_steps_per_episode,
             "catalog_hash": self.tools.pool.catalog_hash,
+            "reward": load_reward(self.config.reward).as_json(),
         }
         episodes = actor.play(tasks, samples=samples, temperature=temperature)
         summary = summarise(episodes)
@@ -150,9 +152,9 @@ class SelfEvaluation:
         return json.loads(path.read_text(encoding="utf-8"))["provenance"] if path.is_file() else None
 
 
-def store_validation(run: RunFolder, step: int, episodes: Sequence[Trajectory]) -> None:
-    """Keep the summary of an evaluation during training as `eval/step-N.json`."""
-    provenance: JsonObject = {"step": step, "temperature": 0.0, "split": "validation"}
+def store_validation(run: RunFolder, reward: JsonObject, step: int, episodes: Sequence[Trajectory]) -> None:
+    """Keep the summary of an evaluation during training, under this `reward`, as `eval/step-N.json`."""
+    provenance: JsonObject = {"step": step, "temperature": 0.0, "split": "validation", "reward": reward}
     _store(run, run.checkpoint_dir(step).name, summarise(episodes).with_provenance(provenance))
 
 

@@ -192,7 +192,9 @@ def prepared(
         train_file = find_dataset(config.data.train, split="train")
         tasks = stack.enter_context(open_tasks(config, train_file, on_note=notes.append))
         path = evaluated_file(config)
-        validation = None if path is None else stack.enter_context(open_tasks(config, path))
+        validation = (
+            None if path is None else stack.enter_context(open_tasks(config, path, on_note=notes.append))
+        )
         checked = check_run(config, target, count=count)
         yield Prepared(
             tasks=tasks,

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeVar, overload
@@ -298,10 +298,15 @@ class TaskFile(DiskList[Task]):
     """
 
     def __init__(
-        self, path: Path | str, *, max_tasks: int | None = None, shard: tuple[int, int] = (1, 1)
+        self,
+        path: Path | str,
+        *,
+        max_tasks: int | None = None,
+        shard: tuple[int, int] = (1, 1),
+        on_task: Callable[[Task, str], None] = lambda _task, _where: None,
     ) -> None:
         """Read the first `max_tasks` only, if given; `shard` (I, N) leaves every N-th of them from the I-th
-        on."""
+        on. `on_task` gets each task that is left and where it stands, and may raise UserError."""
         super().__init__()
         self.path = Path(path)
         with reading(self.path), self.path.open("rb") as stream:
@@ -309,7 +314,7 @@ class TaskFile(DiskList[Task]):
         self.methods: set[str] = set()
         lines: dict[str, int] = {}  # of each id
         for line, record in read_records(self.path):
-            task = parse_task(record, where=f"{self.path}:{line}")
+            task = parse_task(record, where=(where := f"{self.path}:{line}"))
             if task.id in lines:
                 raise UserError(
                     f"the task id {task.id!r} occurs twice, in lines {lines[task.id]} and {line}",
@@ -317,6 +322,7 @@ class TaskFile(DiskList[Task]):
                     remedy=f"mcpagent data validate {self.path} names the lines",
                 )
             if len(lines) % shard[1] == shard[0] - 1:
+                on_task(task, where)
                 self.append(task)
                 self.methods.add(task.reward_spec.method)
             lines[task.id] = line

@@ -14,8 +14,9 @@ from mcpagent.core.records import JsonObject
 from mcpagent.engines.skyrl.config import ENV_ID, idle, refusals, translate
 from mcpagent.engines.skyrl.record import FOLDER, import_checkpoints, last_saved_step, write_records
 from mcpagent.errors import RunError, UserError
+from mcpagent.reward.terms import load_reward
 from mcpagent.run.episodes import evaluated_file, open_tasks
-from mcpagent.run.lifecycle import TrainOutcome, Watch, logged, outcome_of
+from mcpagent.run.lifecycle import TrainOutcome, Watch, check_same_grader, logged, outcome_of
 from mcpagent.run.policies import pinned_model
 from mcpagent.run.train import open_session
 from mcpagent.storage.checkpoints import choose_checkpoint
@@ -126,7 +127,10 @@ class SkyrlEngine:
         """Return the folder and the records as SkyRL is to find them; how many tasks there are to train
         on."""
         source, held = find_dataset(config.data.train, split="train"), evaluated_file(config)
-        with open_tasks(config, source) as tasks, open_tools(config.tools, on_note=watch.note) as tools:
+        with (
+            open_tasks(config, source, on_note=watch.note) as tasks,
+            open_tools(config.tools, on_note=watch.note) as tools,
+        ):
             if len(tasks) < config.training.batch_size:
                 raise UserError(
                     f"a step takes {config.training.batch_size} prompts, and there are {len(tasks)} tasks",
@@ -139,9 +143,11 @@ class SkyrlEngine:
                     "engine": {"name": self.name, "version": installed_version("skyrl")},
                     "data": {"train": str(source), "tasks": len(tasks), "sha256": tasks.sha256},
                     **tools.as_json(),
+                    "reward": load_reward(config.reward).as_json(),
                 }
                 RunFolder.create(run.path, config_yaml=dump_config(config), manifest=manifest)
             else:
+                check_same_grader(run)
                 run.truncate_after(last_saved_step(run))
             session.begin(config.total_steps(n_tasks=len(tasks)))
             folder = run.path / FOLDER
