@@ -68,6 +68,11 @@ def states_form(task: Task) -> bool:
     return without_form(asked) != asked
 
 
+def asked_before(task: Task) -> bool:
+    """Return whether a task asks for its answer line as tasks did before questions stated forms."""
+    return any(line in ASKED_BEFORE for line in task.prompt[0].content.splitlines())
+
+
 def stated(task: Task) -> Task:
     """Return a task whose last user message states the form of its answer, if it has an answer line."""
     truth = task.truth

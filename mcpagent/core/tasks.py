@@ -211,6 +211,11 @@ class Task(OpenRecord):
         return self.truth.task_id
 
     @property
+    def is_generated(self) -> bool:
+        """Whether `mcpagent gen-data` made the task."""
+        return self.extra_info.get("generator") in ("rules", "explore", "llm")
+
+    @property
     def offered_tools(self) -> tuple[str, ...] | None:
         """`server.tool` names that the task offers at the start; None offers the whole catalog."""
         tools = self.extra_info.get("tools")

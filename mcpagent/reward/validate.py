@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mcpagent.core.answer_line import ASKED_BEFORE, form_of, form_problem, states_form
+from mcpagent.core.answer_line import asked_before, form_of, form_problem, states_form
 from mcpagent.core.matching import expect_problems, match_rules, rule_problems
 from mcpagent.core.patterns import pattern_problem
 from mcpagent.core.placeholders import PlaceholderError, references
@@ -23,7 +23,6 @@ _ANY_WORDS_PASS = (
     "final_answer of type {kind} without an answer line sees neither a denial nor a second value next to the "
     "right one; ask for an answer line (`mcpagent data restate`), or use the method rule+judge"
 )
-_GENERATORS = ("rules", "explore", "llm")
 _NO_CALL_REQUIRED = (
     "final_answer alone judges: who knows the answer passes without a call; give it a tool_sequence or "
     "success.must_call_tool"
@@ -139,7 +138,7 @@ def unstated_answer(task: Task) -> str | None:
     """Return why no run may begin with `task`: its answer line can have no form that a question states. None
     if it can, and for a task of before questions stated forms, which is played as it is."""
     check = task.truth.final_answer
-    if check is None or not task.truth.answer_line or _was_asked_before(task):
+    if check is None or not task.truth.answer_line or asked_before(task):
         return None
     return _form_flaw(check)
 
@@ -148,24 +147,15 @@ def lacks_form(task: Task) -> bool:
     """Return whether a task was made before questions stated the form of their answer, and its own does not
     though it could: `mcpagent data restate` adds it."""
     check = task.truth.final_answer
-    if check is None or not (task.truth.answer_line or is_generated(task)):
+    if check is None or not (task.truth.answer_line or task.is_generated):
         return False
     could = form_of(check) is not None and form_problem(check) is None
     return check.type == "abstention" or (could and not states_form(task))
 
 
-def is_generated(task: Task) -> bool:
-    """Return whether `mcpagent gen-data` made a task."""
-    return task.extra_info.get("generator") in _GENERATORS
-
-
 def _form_flaw(check: AnswerCheck) -> str | None:
     flaw = form_problem(check)
     return flaw and f"final_answer.{'options' if check.type == 'choice' else 'value'}: {flaw}"
-
-
-def _was_asked_before(task: Task) -> bool:
-    return any(line in ASKED_BEFORE for line in task.prompt[0].content.splitlines())
 
 
 def _evidence_problems(truth: GroundTruth) -> Iterator[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from mcpagent.core.answer_line import ASKED_BEFORE, ASKS_FOR_LINE, STATED_TYPES, form_problem, stated
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import GroundTruth, Message, Task
-from mcpagent.reward.validate import is_generated
 from mcpagent.storage.datasets import empty_dataset, parse_task
 from mcpagent.storage.json_stream import read_records
 
@@ -66,7 +65,7 @@ def _why_left(task: Task) -> str | None:
     """Return why no form can be stated for a task; None if one can, or none is needed."""
     truth, check = task.truth, task.truth.final_answer
     if check is None:
-        is_asked = truth.answer_line or truth.abstain or is_generated(task)
+        is_asked = truth.answer_line or truth.abstain or task.is_generated
         return None if is_asked else "no answer of it is checked"
     if check.type in ("none", "abstention") or (check.type not in STATED_TYPES and truth.answer_line):
         return None
@@ -80,7 +79,7 @@ def _restated(task: Task) -> Task:
     check = task.truth.final_answer
     if check.type == "abstention" if check is not None else task.truth.abstain:
         truth["final_answer"] = {"type": "none"}
-    if is_generated(task):
+    if task.is_generated:
         truth.pop("abstain", None)  # who looks first and then says none is right
     truth["answer_line"] = True
     spec = task.reward_spec.model_copy(update={"ground_truth": GroundTruth.model_validate(truth)})
