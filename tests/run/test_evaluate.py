@@ -138,7 +138,7 @@ def played(policy: str, tasks: list[Task], folder: Path) -> Path:
 
 def test_gold_is_better_than_silence_on_every_task(tmp_path: Path) -> None:
     tasks = samples(count=12)
-    assert sum(task.truth.abstain for task in tasks) == 1  # there too: to abstain is to say so
+    assert sum(task.truth.is_refusal for task in tasks) == 1  # there too: none is to be said
     silence, gold = played("empty", tasks, tmp_path), played("gold", tasks, tmp_path)
     result = compare_files(silence, gold)
     assert (result.wins, result.losses, result.ties, result.unpaired) == (12, 0, 0, 0)
