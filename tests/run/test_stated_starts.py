@@ -14,8 +14,8 @@ from mcpagent.errors import UserError
 from mcpagent.reward.answer.verdict import GRADER
 from mcpagent.run.episodes import open_tasks
 from mcpagent.run.evaluate import compare_files, evaluate_model, partial_file, regrade
-from mcpagent.run.rollout import rollout
-from mcpagent.run.train import train
+from mcpagent.run.rollout import collect_rollouts
+from mcpagent.run.train import run_training
 from mcpagent.storage.datasets import write_jsonl
 from tests.run.world import config, dataset, samples, short_run, with_id
 from tests.running import mcpagent
@@ -127,17 +127,17 @@ def test_an_evaluation_by_another_grader_is_neither_compared_nor_resumed_until_i
 
 def test_a_rollout_says_which_grader_graded_it(tmp_path: Path) -> None:
     data = dataset(tmp_path / "tasks.jsonl", samples(count=1))
-    outcome = rollout(config(), policy="gold", data=data, out=tmp_path / "gold")
+    outcome = collect_rollouts(config(), policy="gold", data=data, out=tmp_path / "gold")
     assert outcome.as_json()["provenance"]["reward"]["grader"] == GRADER
 
 
 def test_a_run_is_resumed_under_its_own_grader_alone(tiny_checkpoint: Path, tmp_path: Path) -> None:
     data = dataset(tmp_path / "data" / "train.jsonl", samples(count=2))
     steps = "training.max_steps=1"
-    folder = train(short_run(tiny_checkpoint, data, steps), run_dir=tmp_path / "run").run_dir
+    folder = run_training(short_run(tiny_checkpoint, data, steps), run_dir=tmp_path / "run").run_dir
     graded_before(folder / "manifest.json")
     before = {path: path.read_bytes() for path in folder.glob("*.json*")}
     with pytest.raises(UserError, match="grader 1") as refused:
-        train(short_run(tiny_checkpoint, data), run_dir=tmp_path / "run", resume=True)
+        run_training(short_run(tiny_checkpoint, data), run_dir=tmp_path / "run", resume=True)
     assert "mcpagent eval regrade" in str(refused.value.remedy)
     assert {path: path.read_bytes() for path in folder.glob("*.json*")} == before
