@@ -67,14 +67,11 @@ def test_every_type_gets_the_sentence_and_a_right_line_is_read_as_right(
     system: str | None, later: tuple[str, ...], tmp_path: Path
 ) -> None:
     assert CHECKS.keys() == STATED_TYPES
+    message = system and f"Use these tools.\n{system}"
+    more: dict[str, Any] = {"answer_line": True} if system else {}
+    more |= {"user_turns": later} if later else {}
     old = [
-        record(
-            n,
-            system=system and f"Use these tools.\n{system}",
-            final_answer={"type": kind, **check},
-            **({"answer_line": True} if system else {}),
-            **({"user_turns": later} if later else {}),
-        )
+        record(n, system=message, final_answer={"type": kind, **check}, **more)
         for n, (kind, check) in enumerate(CHECKS.items())
     ]
     new, report = restated(tmp_path, *old)
@@ -84,7 +81,7 @@ def test_every_type_gets_the_sentence_and_a_right_line_is_read_as_right(
     }
     for before, task in zip(old, new, strict=True):
         check = task.truth.final_answer
-        assert check == before.truth.final_answer and states_form(task) and not lacks_form(task)
+        assert check and check == before.truth.final_answer and states_form(task) and not lacks_form(task)
         asked = (task.prompt[-1].content, *task.truth.user_turns)
         assert tuple(map(without_form, asked)) == ("What does it say?", *later)
         assert [without_form(text) != text for text in asked] == [False] * len(later) + [True]
