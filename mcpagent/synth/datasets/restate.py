@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mcpagent.core.answer_line import ASKED_BEFORE, ASKS_FOR_LINE, STATED_TYPES, form_problem, stated
+from mcpagent.core.answer_line import (
+    ASKED_BEFORE,
+    ASKS_FOR_LINE,
+    STATED_TYPES,
+    form_problem,
+    item_type,
+    stated,
+)
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import GroundTruth, Message, Task
+from mcpagent.core.tasks import AnswerCheck, GroundTruth, Message, Task
 from mcpagent.storage.datasets import empty_dataset, parse_task
 from mcpagent.storage.json_stream import read_records
 
@@ -78,12 +85,19 @@ def _restated(task: Task) -> Task:
     truth = task.truth.model_dump(exclude_unset=True)
     check = task.truth.final_answer
     if check.type == "abstention" if check is not None else task.truth.abstain:
-        truth["final_answer"] = {"type": "none"}
+        truth["final_answer"] = {"type": "none", **_form(check)}
     if task.is_generated:
         truth.pop("abstain", None)  # who looks first and then says none is right
     truth["answer_line"] = True
     spec = task.reward_spec.model_copy(update={"ground_truth": GroundTruth.model_validate(truth)})
     return stated(task.model_copy(update={"prompt": _asking(task.prompt), "reward_spec": spec}))
+
+
+def _form(check: AnswerCheck | None) -> JsonObject:
+    """Return the form that the question of an old refusal asks for, by the values that were not to be said."""
+    withheld = list((check.model_extra or {}).get("without", ())) if check is not None else []
+    kind = item_type(withheld) if withheld else None
+    return {} if kind is None else {"form": kind if len(withheld) == 1 else "set"}
 
 
 def _asking(prompt: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -108,6 +108,19 @@ def test_a_refusal_becomes_the_answer_none_and_ours_forbids_no_call(
     assert right_message(task, {}) == "Answer: none" and system_of(task) == ASKS_FOR_LINE
 
 
+def test_the_question_of_an_old_refusal_asks_for_the_form_of_what_was_withheld(tmp_path: Path) -> None:
+    forms = {
+        "a number": [12.5],
+        "the name as the tools write it": ["Ada"],
+        "the names, separated": ["A", "B"],
+    }
+    checks = [{"type": "abstention", "value": "cannot", "without": values} for values in forms.values()]
+    old = [record(n, system=ASKED_BEFORE[0], final_answer=c, answer_line=True) for n, c in enumerate(checks)]
+    new, _ = restated(tmp_path, *old)
+    for form, task in zip(forms, new, strict=True):
+        assert f'\nEnd with "Answer: " and {form}' in task.prompt[-1].content
+
+
 def test_what_cannot_be_stated_is_left_and_counted_with_the_first_reason(tmp_path: Path) -> None:
     bad: list[dict[str, Any]] = [
         {"type": "choice", "value": "a;b", "options": ["a;b", "c"]},
