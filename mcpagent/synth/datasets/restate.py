@@ -94,7 +94,7 @@ def _restated(task: Task) -> Task:
 
 
 def _form(check: AnswerCheck | None) -> JsonObject:
-    """Return the form that the question of an old refusal asks for, by the values that were not to be said."""
+    """Return the form that the question of an old refusal asks for, by what was not to be said."""
     withheld = list((check.model_extra or {}).get("without", ())) if check is not None else []
     kind = item_type(withheld) if withheld else None
     return {} if kind is None else {"form": kind if len(withheld) == 1 else "set"}

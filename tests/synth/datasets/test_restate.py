@@ -103,7 +103,7 @@ def test_a_refusal_becomes_the_answer_none_and_ours_forbids_no_call(
     (task,), report = restated(tmp_path, old)
     assert report.counts == {"refusals": 1}
     assert task.truth.final_answer is not None
-    assert task.truth.final_answer.model_dump(exclude_unset=True) == {"type": "none"}
+    assert task.truth.final_answer.model_dump(exclude_unset=True) == {"type": "none", "form": "name"}
     assert task.truth.abstain is (generator == "of others") and task.truth.is_refusal
     assert right_message(task, {}) == "Answer: none" and system_of(task) == ASKS_FOR_LINE
 
