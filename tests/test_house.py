@@ -183,6 +183,18 @@ def test_the_reward_opens_no_file_and_asks_no_model() -> None:
     }
 
 
+def test_no_training_and_no_reward_reads_the_answer_in_any_form() -> None:
+    """Not through other modules either: what it forgives would be learnt."""
+    reached = {name for name in modules() if _folder(name) in ("train", "reward", "rollout", "env")}
+    left = list(reached)
+    while left:
+        new = own_imports(modules()[left.pop()]) - reached
+        reached |= new
+        left += new
+    assert "mcpagent.reward.answer.shown" in reached
+    assert "mcpagent.evaluate.any_form" in modules().keys() - reached
+
+
 _PLACE = re.compile(r"mcpagent\.(\w+)[\w.]*(:\w+)?")
 
 

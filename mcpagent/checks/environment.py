@@ -55,8 +55,8 @@ def check_environment(
     abstains if that is right; `over_eager`, of these tasks only, of the policy of that name; `empty`, of the
     others, of one that says nothing."""
     every = [task.id for task in tasks]
-    abstaining = [task.id for task in tasks if task.truth.abstain]
-    acting = [task.id for task in tasks if not task.truth.abstain]
+    abstaining = [task.id for task in tasks if task.truth.is_refusal]
+    acting = [task.id for task in tasks if not task.truth.is_refusal]
     eager = "an over-eager policy fails if no call is right"
 
     def is_perfect(t: Trajectory) -> bool:
@@ -328,8 +328,8 @@ def env_check(
         tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
         tasks, source = (given, str(data)) if given is not None else (_sample_tasks(config), _SAMPLES)
         check_catalog(tasks, tools.pool, on_change=config.tools.on_catalog_change, on_note=console.note)
-        abstaining = DiskList(task for task in tasks if task.truth.abstain)
-        acting = DiskList(task for task in tasks if not task.truth.abstain)
+        abstaining = DiskList(task for task in tasks if task.truth.is_refusal)
+        acting = DiskList(task for task in tasks if not task.truth.is_refusal)
         with console.progress("Episodes", total=2 * len(tasks)) as advance:
 
             def play(policy: Policy, played: Sequence[Task]) -> Sequence[Trajectory]:

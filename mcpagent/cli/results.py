@@ -11,7 +11,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.compare import Comparison
 from mcpagent.evaluate.intervals import FEWEST_TASKS
-from mcpagent.evaluate.summary import RATE_METRICS, EvalSummary
+from mcpagent.evaluate.summary import ABOUT_ANY_FORM, IN_ANY_FORM, EvalSummary, is_rate
 
 if TYPE_CHECKING:
     from mcpagent.judge.check import JudgeCheck
@@ -24,7 +24,10 @@ _BY_COMPLEXITY = (
     "invalid_call_rate",
     "mean_turns",
 )
-_NAMES = {"task_success_scored": "task success, scored only"}
+_NAMES = {
+    "task_success_scored": "task success, scored only",
+    IN_ANY_FORM: "success in any form (upper bound)",
+}
 
 
 def metrics_blocks(summary: EvalSummary) -> Iterator[Block]:
@@ -32,17 +35,19 @@ def metrics_blocks(summary: EvalSummary) -> Iterator[Block]:
     line each, so that it fits a narrow terminal."""
     rows: list[Sequence[str]] = []
     for name in _BY_COMPLEXITY:
-        rows.append(metric_row(_words(name), summary.metrics[name], is_rate=_is_rate(name)))
+        rows.append(metric_row(_words(name), summary.metrics[name], is_rate=is_rate(name)))
         if len(summary.by_complexity) > 1:
             parts = summary.by_complexity.items()
-            rows += [metric_row(f"  {c}", getattr(part, name), is_rate=_is_rate(name)) for c, part in parts]
+            rows += [metric_row(f"  {c}", getattr(part, name), is_rate=is_rate(name)) for c, part in parts]
     rows += [
-        metric_row(_words(name), metric, is_rate=_is_rate(name))
+        metric_row(_words(name), metric, is_rate=is_rate(name))
         for name, metric in summary.metrics.items()
         if name not in _BY_COMPLEXITY and metric.value is not None
     ]
     title = f"{counted(summary.n_episodes, 'episode')} of {counted(summary.n_tasks, 'task')}"
     yield Table(title, METRIC_COLUMNS, rows)
+    if IN_ANY_FORM in summary.metrics:
+        yield ABOUT_ANY_FORM
     if summary.unscored:
         yield (
             f"{summary.unscored} of {summary.n_episodes} episodes are unscored (infrastructure failed): task "
@@ -184,10 +189,6 @@ def stage_rows(document: Mapping[str, Any]) -> list[Sequence[object]]:
         (row["name"], row["in"], row["out"], ", ".join(f"{c} {n}" for c, n in row["rejects"].items()))
         for row in document["stages"]
     ]
-
-
-def _is_rate(name: str) -> bool:
-    return name in RATE_METRICS or name.startswith("pass")
 
 
 def _words(name: str) -> str:

@@ -299,7 +299,7 @@ def _evaluate(
             write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", there)
             settings = replace(opened.settings, sampling=replace(sampling, temperature=temperature))
             facts = replace(opened, settings=settings).provenance(samples=samples[temperature])
-            result = summarise(there, seed=job.seed).with_provenance(
+            result = summarise(there, seed=job.seed, tasks=tasks).with_provenance(
                 {**facts, "split": "heldout"}, breakdown=break_down(tasks, there)
             )
             write_text(path, result.model_dump_json(indent=1) + "\n")

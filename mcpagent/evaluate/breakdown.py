@@ -11,12 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mcpagent.core.answer_line import NO_ANSWER, folded
 from mcpagent.core.records import Metric, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import FailureKind
 from mcpagent.core.trajectory import StopReason, Trajectory, Turn
 from mcpagent.evaluate.columns import Columns
 from mcpagent.evaluate.intervals import clustered_mean
+from mcpagent.reward.answer.line import answer_values
 from mcpagent.reward.assignment import ARGUMENT_CREDIT, NAME_CREDIT, Assignment, assign
 from mcpagent.reward.record import EpisodeRecord, record_of
 from mcpagent.storage.datasets import DiskList
@@ -38,6 +40,7 @@ ERRORS = {
     "wrong_refusal": "called nothing, rightly, but the answer does not say so",
     "no_tool_use": "called nothing though a tool is needed",
     "malformed_call": "wrote calls that do not parse, and none that does",
+    "out_of_form": "made every call of the plan, and answered in another form than the one asked for",
     "wrong_answer": "made every call of the plan, and answered wrongly",
     "wrong_state": "made every call of the plan, and left another state",
     "hallucinated_tool": "called a tool that is not offered",
@@ -175,12 +178,19 @@ def _error(played: _Played) -> str | None:
     return _wrong_calls(played) or ("other" if played.attempts else "wrong_answer")
 
 
+_KIND_OF_TERM = {
+    "answer_form": "out_of_form",
+    "answer": "wrong_answer",
+    "state": "wrong_state",
+    "abstain": "called_needlessly",
+}
+
+
 def _wrong_calls(played: _Played) -> str | None:
     trajectory, plan = played.trajectory, played.task.truth.tool_sequence
     calls, assignment = played.record.calls, played.assignment
     if len(assignment.exact) == len(plan):
-        named = (("wrong_answer", "answer"), ("wrong_state", "state"), ("called_needlessly", "abstain"))
-        return next((kind for kind, term in named if trajectory.term(term) == 0.0), None)
+        return next((kind for term, kind in _KIND_OF_TERM.items() if trajectory.term(term) == 0.0), None)
     if any(made.result.failure is FailureKind.UNKNOWN_TOOL for made in calls):
         return "hallucinated_tool"
     if calls and calls[-1].result.is_error:
@@ -191,12 +201,19 @@ def _wrong_calls(played: _Played) -> str | None:
     return "ended_early" if len(calls) == len(assignment.exact) else "wrong_tool"
 
 
+def _refuses(played: _Played) -> bool:
+    """Whether the answer line says `none`; if the task asks for no such line, whether nothing was called."""
+    if not played.task.truth.answer_line:
+        return not played.attempts
+    return any(folded(value) == NO_ANSWER for value in answer_values(played.record.final_answer or "") or ())
+
+
 def _abstention_precision(played: _Played) -> float | None:
-    return None if played.attempts else float(played.task.truth.abstain)
+    return float(played.task.truth.is_refusal) if _refuses(played) else None
 
 
 def _abstention_recall(played: _Played) -> float | None:
-    return float(not played.attempts) if played.task.truth.abstain else None
+    return float(_refuses(played)) if played.task.truth.is_refusal else None
 
 
 def _recovery(played: _Played) -> float | None:

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pydantic import ConfigDict, Field
 
 from mcpagent.core.records import JsonObject, Metric, Record
+from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
+from mcpagent.evaluate.any_form import success_in_any_form
 from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.columns import Columns
 from mcpagent.evaluate.intervals import clustered_mean
+from mcpagent.storage.datasets import DiskList
 from mcpagent.tools.metrics import PoolMetrics
 
 SCHEMA_VERSION = 2  # 1 left unscored episodes out of `task_success`
@@ -52,8 +55,9 @@ class ComplexitySummary(Record):
 class EvalSummary(Record):
     """The numbers of some episodes.
 
-    In `task_success`, `pass@k` and `pass^k` an unscored episode counts as failed, so that losing episodes
-    cannot raise them. The other metrics, `task_success_scored` among them, are over scored episodes only.
+    In `task_success`, `pass@k`, `pass^k` and `success_in_any_form` an unscored episode counts as failed, so
+    that losing episodes cannot raise them. The other metrics, `task_success_scored` among them, are over
+    scored episodes only. `success_in_any_form` is there if the tasks were at hand.
     The `n` of a metric is the number of tasks behind it, because the task is the independent unit.
     """
 
@@ -100,10 +104,15 @@ class EvalResult(EvalSummary):
 EpisodeMeasure = Callable[[Trajectory], float | None]
 
 
-def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSummary:
+def summarise(
+    trajectories: Iterable[Trajectory], *, seed: int = 0, tasks: Iterable[Task] | None = None
+) -> EvalSummary:
     """Return metrics with 95% intervals; `seed` drives the resampling only. Attempts are grouped by task id.
-    Of an episode a few numbers are kept, so that there may be any number of them."""
-    columns = Columns(_MEASURES)
+    With the `tasks`, success in any form is one of them. Of an episode a few numbers are kept, so that there
+    may be any number of them; `tasks` may be a file of tasks."""
+    posed = () if tasks is None else tasks if isinstance(tasks, Sequence) else DiskList(tasks)
+    places = {task.id: place for place, task in enumerate(posed)}
+    columns = Columns((*_MEASURES, IN_ANY_FORM))
     complexities: dict[str, str] = {}  # by task
     stop_reasons: Counter[str] = Counter()
     for trajectory in trajectories:
@@ -112,22 +121,26 @@ def summarise(trajectories: Iterable[Trajectory], *, seed: int = 0) -> EvalSumma
         # Of an unscored episode nothing counts but that it did not succeed.
         counts = _MEASURES if trajectory.is_success is not None else ("task_success",)
         numbers = {name: of(trajectory) if name in counts else None for name, of in _MEASURES.items()}
-        columns.add(trajectory.task_id, trajectory.attempt, numbers)
-    tasks = _outcomes(columns, complexities)
+        place = places.get(trajectory.task_id)
+        in_any_form = None if place is None else success_in_any_form(posed[place], trajectory)
+        columns.add(trajectory.task_id, trajectory.attempt, {**numbers, IN_ANY_FORM: in_any_form})
+    outcomes = _outcomes(columns, complexities)
+    in_any_form = {} if tasks is None else _metrics(columns, outcomes, seed, names=(IN_ANY_FORM,))
     ordered = [c for c in COMPLEXITIES if c in complexities.values()]
     ordered += sorted({*complexities.values()} - set(COMPLEXITIES))
     return EvalSummary(
-        metrics=_metrics(columns, tasks, seed)
-        | pass_metrics([o.attempts for o in tasks.values()], seed=seed),
+        metrics=_metrics(columns, outcomes, seed)
+        | in_any_form
+        | pass_metrics([o.attempts for o in outcomes.values()], seed=seed),
         by_complexity={
-            c: _of_complexity({t: o for t, o in tasks.items() if o.complexity == c}, columns, seed)
+            c: _of_complexity({t: o for t, o in outcomes.items() if o.complexity == c}, columns, seed)
             for c in ordered
         },
-        n_tasks=len(tasks),
+        n_tasks=len(outcomes),
         n_episodes=stop_reasons.total(),
-        unscored=sum(o.unscored for o in tasks.values()),
+        unscored=sum(o.unscored for o in outcomes.values()),
         stop_reasons=dict(sorted(stop_reasons.items())),
-        tasks=tasks,
+        tasks=outcomes,
     )
 
 
@@ -144,13 +157,19 @@ def _outcomes(columns: Columns, complexities: Mapping[str, str]) -> dict[str, Ta
     }
 
 
-def _metrics(columns: Columns, tasks: Iterable[str], seed: int) -> dict[str, Metric]:
+def _metrics(
+    columns: Columns, tasks: Iterable[str], seed: int, names: Iterable[str] | None = None
+) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {}
-    for name in _MEASURES:
+    for name in _MEASURES if names is None else names:
         values = columns.by_task(name)
-        rate = name in RATE_METRICS
-        metrics[name] = clustered_mean([values[task_id] for task_id in tasks], seed=seed, rate=rate)
+        metrics[name] = clustered_mean([values[t] for t in tasks], seed=seed, rate=is_rate(name))
     return metrics
+
+
+def is_rate(name: str) -> bool:
+    """Return whether a metric is a share of something, from 0 to 1."""
+    return name in RATE_METRICS or name == IN_ANY_FORM or name.startswith("pass")
 
 
 def _of_complexity(tasks: Mapping[str, TaskOutcome], columns: Columns, seed: int) -> ComplexitySummary:
@@ -205,6 +224,7 @@ RATE_METRICS: dict[str, EpisodeMeasure] = {
     "task_success_scored": _success,
     "tool_sequence_accuracy": _term("sequence_exact"),
     "answer_accuracy": _term("answer"),
+    "answer_form_rate": _term("answer_form"),
     "coverage": _term("coverage"),
     "invalid_call_rate": _term("invalid_rate"),
     "parse_failure_rate": _parse_failure_share,
@@ -218,6 +238,11 @@ MEAN_METRICS: dict[str, EpisodeMeasure] = {
 }
 
 _MEASURES = {**RATE_METRICS, **MEAN_METRICS}
+IN_ANY_FORM = "success_in_any_form"  # needs the tasks; no training run reads it
+ABOUT_ANY_FORM = (
+    "Success in any form is an upper bound: the right value stands anywhere in the last message, so a list "
+    "of guesses would pass. It is here because an untrained model loses by form what it may know."
+)
 
 # What a training run measures of itself, as the stems of files under eval/.
 UNTRAINED, BEST = "untrained", "best"

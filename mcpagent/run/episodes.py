@@ -157,7 +157,7 @@ class EpisodeSetup:
         breakdown: Breakdown | None = None,
     ) -> EvalResult:
         """Return what episodes of this setup came to, and what their calls did."""
-        return summarise(trajectories).with_provenance(
+        return summarise(trajectories, tasks=self.tasks).with_provenance(
             provenance,
             cassette=self.tools.take_cassette_counts(),
             tool_metrics=self.tools.pool.metrics(),

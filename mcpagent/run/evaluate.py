@@ -288,7 +288,8 @@ def regrade(
     ]
     again = {"path": str(dataset), "sha256": sha256_of(dataset), "tasks": len(tasks)}
     facts = {**facts, "dataset": again, "reward": reward.as_json(), "regraded_from": str(path)}
-    result = summarise(graded).with_provenance(facts, breakdown=break_down(tasks.values(), graded))
+    summary = summarise(graded, tasks=tasks.values())
+    result = summary.with_provenance(facts, breakdown=break_down(tasks.values(), graded))
     if out is not None:
         _write(out, result, graded)
     return RegradeOutcome(result=result, changed=changed, path=out)

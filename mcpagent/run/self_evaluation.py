@@ -134,7 +134,7 @@ class SelfEvaluation:
             "reward": load_reward(self.config.reward).as_json(),
         }
         episodes = actor.play(tasks, samples=samples, temperature=temperature)
-        summary = summarise(episodes)
+        summary = summarise(episodes, tasks=tasks)
         if self.processes.is_first:
             write_trajectories(self.run.trajectories / f"eval_{name}", episodes)
             _store(self.run, name, summary.with_provenance(facts, breakdown=break_down(tasks, episodes)))

@@ -46,7 +46,8 @@ CASES: dict[str, tuple[Task, Trajectory]] = {
     "wrong_refusal": (ABSTAIN, failed()),
     "no_tool_use": (task(), failed()),
     "malformed_call": (task(), failed(broken=["{oops"])),
-    "wrong_answer": (task(), failed(RIGHT, answer=0.0)),
+    "out_of_form": (task(), failed(RIGHT, answer=0.0, answer_form=0.0)),
+    "wrong_answer": (task(), failed(RIGHT, answer=0.0, answer_form=1.0)),
     "wrong_state": (task(), failed(RIGHT, answer=1.0, state=0.0)),
     "hallucinated_tool": (task(), failed((call(0, "get_oracle"), FailureKind.UNKNOWN_TOOL))),
     "error_not_recovered": (task(), failed((call(0, ticker="APPL"), FailureKind.TOOL_ERROR))),
@@ -90,6 +91,29 @@ def test_abstention_has_precision_over_the_silent_and_recall_over_those_that_sho
         3,
     )
     assert (measures["abstention_recall"].value, measures["abstention_recall"].n) == (pytest.approx(2 / 3), 3)
+
+
+def test_a_refusal_is_the_answer_none_whatever_was_looked_up_before() -> None:
+    # `none` on the line: of two refusals one, which looked first, and of two other tasks one. Precision 1/2,
+    # recall 1/2. Silence and `none` in the middle of a message refuse nothing.
+    none = {"final_answer": {"type": "none"}, "answer_line": True}
+    refusals = [task(name, tool_sequence=[], **none) for name in ("looked", "silent")]
+    others = [task(name, answer_line=True) for name in ("gave up", "called")]
+    looked = turn(0, "a", calls=[RIGHT], results=[result(0)])
+    episodes = [
+        trajectory("looked", turns=[looked], final_answer="**Answer:** None."),
+        trajectory("silent", success=0.0, final_answer="There is none, I think."),
+        trajectory("gave up", success=0.0, final_answer="Answer: none"),
+        trajectory("called", turns=[looked], final_answer="Answer: 5"),
+    ]
+    measures = break_down([*refusals, *others], episodes).measures
+    assert [(measures[f"abstention_{name}"].value, measures[f"abstention_{name}"].n) for name in RATES] == [
+        (0.5, 2),
+        (0.5, 2),
+    ]
+
+
+RATES = ("precision", "recall")
 
 
 def test_habits_of_calling_are_shares_within_an_episode() -> None:

@@ -11,12 +11,14 @@ from mcpagent.evaluate.compare import Comparison
 from mcpagent.evaluate.report.figures import TREND_STEPS, Chart, charts, term_weights
 from mcpagent.evaluate.report.run_data import AFTER, BEFORE, SAMPLED, Control, RunView
 from mcpagent.evaluate.report.verdicts import Verdict, compare_or_none, judge
-from mcpagent.evaluate.summary import RATE_METRICS, EvalResult
+from mcpagent.evaluate.summary import IN_ANY_FORM, EvalResult, is_rate
 from mcpagent.tools.metrics import PoolMetrics
 
 SCHEMA_VERSION = 2
 SETTINGS = (("greedy", ""), ("sampled", SAMPLED))
 SHOWN_METRICS: dict[str, str] = {
+    "answer_form_rate": "Answer in the stated form",
+    IN_ANY_FORM: "Success in any form (upper bound)",
     "tool_sequence_accuracy": "Exact tool sequence",
     "answer_accuracy": "Right answer",
     "coverage": "Gold calls covered",
@@ -190,8 +192,8 @@ def _measure_rows(run: RunView) -> list[MeasureRow]:
         for name, label in names.items():
             before, after = (e.metrics.get(name) if e is not None else None for e in pair)
             if any(metric is not None and metric.value is not None for metric in (before, after)):
-                is_rate = name in RATE_METRICS or suffix == SAMPLED
-                rows.append(MeasureRow(name=name, label=label, is_rate=is_rate, before=before, after=after))
+                row = MeasureRow(name=name, label=label, is_rate=is_rate(name), before=before, after=after)
+                rows.append(row)
     return rows
 
 

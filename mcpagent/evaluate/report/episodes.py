@@ -157,7 +157,7 @@ class GoldCall:
 
 def gold_calls(task: Task, trajectory: Trajectory) -> list[GoldCall]:
     """Compare the gold calls of a task with the calls of an episode, matched as the reward matches them."""
-    if task.truth.abstain:
+    if task.truth.is_refusal:
         return [GoldCall(text, "") for text in gold_plan(task)]
     calls = [
         RecordedCall(turn=turn.index, user_turn=turn.user_turn, call=call, result=result)
@@ -171,9 +171,9 @@ def gold_calls(task: Task, trajectory: Trajectory) -> list[GoldCall]:
 
 
 def gold_plan(task: Task) -> tuple[str, ...]:
-    """Return the gold calls of a task as text; if none is right, say that."""
-    if task.truth.abstain:
-        return ("no call is right",)
+    """Return the gold calls of a task as text; if the tools cannot tell, say that."""
+    if task.truth.is_refusal:
+        return ("no call is right" if task.truth.abstain else "no tool can tell: the answer is none",)
     return tuple(
         f"{step.server}.{step.tool}({json.dumps(step.params, ensure_ascii=False)})"
         for step in task.truth.tool_sequence

@@ -9,6 +9,7 @@ from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
 from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.figures import TREND_STEPS
 from mcpagent.evaluate.report.numbers import ABSENT, mean, number, rate
+from mcpagent.evaluate.summary import ABOUT_ANY_FORM, IN_ANY_FORM
 from mcpagent.tools.metrics import ToolMetrics
 
 
@@ -41,6 +42,8 @@ def measures_table(document: ReportDocument) -> list[Table]:
         (r.label, *((rate if r.is_rate else mean)(m) for m in (r.before, r.after))) for r in document.measures
     ]
     hint = "Greedy unless marked. pass@k: at least one of k attempts succeeds; pass^k: all of them do."
+    if any(row.name == IN_ANY_FORM for row in document.measures):
+        hint += f" {ABOUT_ANY_FORM}"
     return _table("Other measures", ("Measure", "*Before", "*After"), rows, hint=hint)
 
 

@@ -96,7 +96,7 @@ def task_class(task: Task) -> str:
     truth = task.truth
     if "class" in task.extra_info:
         return str(task.extra_info["class"])
-    if truth.abstain:
+    if truth.is_refusal:
         return "abstain"
     if truth.user_turns:
         return "multi_turn"
