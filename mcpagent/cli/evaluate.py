@@ -18,6 +18,7 @@ from mcpagent.cli.options import (
     Overwrite,
     Samples,
     Shard,
+    Shots,
     Temperature,
     group_app,
     out_file,
@@ -79,6 +80,7 @@ class EvalOptions:
     data: Data = None
     samples: Samples = 1
     temperature: Temperature = None
+    shots: Shots = 0
     shard: Shard = None
     out: _Out = None
     overwrite: Overwrite = False
@@ -102,7 +104,9 @@ def checkpoint(
     """Evaluate a checkpoint in Hugging Face or PEFT format.
 
     A checkpoint of a run is evaluated with that run's settings (servers, turns, tokens), unless --config
-    names others. Without --data: the validation set of the configuration.
+    names others. Without --data: the validation set of the configuration. Three numbers tell how it answers:
+    answer form rate (was it in the form asked for?), task success (strict: the reward's), and success in any
+    form, an upper bound that a list of guesses would pass.
 
     Example: mcpagent eval checkpoint outputs/mine --data data/processed/heldout.jsonl --samples 4 --json
     """
@@ -120,6 +124,9 @@ def model(
 ) -> None:
     """Evaluate a model that no run of mcpagent made: the base model before training, or one behind an API
     (--set api.base_url=URL).
+
+    An untrained model loses by form what it may know. Success in any form takes the right value anywhere in
+    the last message: an upper bound, which a list of guesses would pass, too. --shots 2 shows it the form.
 
     Example: mcpagent eval model Qwen/Qwen3-0.6B --data data/processed/heldout.jsonl --out base.json
     """
@@ -147,6 +154,7 @@ def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> Non
             model=name,
             data=evaluation.data,
             samples=evaluation.samples,
+            shots=evaluation.shots,
             out=out,
             shard=shard,
             resume=evaluation.resume,

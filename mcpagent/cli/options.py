@@ -145,6 +145,15 @@ Temperature = Annotated[
     ),
 ]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")]
+Shots = Annotated[
+    int,
+    typer.Option(
+        "--shots",
+        min=0,
+        help="So many training tasks, with their gold plans played now, stand before every question as "
+        "earlier turns.",
+    ),
+]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 

@@ -65,6 +65,15 @@ def parse_action(
     )
 
 
+def rewritten(text: str, tool_format: str, *, written_as: Callable[[str], str] = lambda name: name) -> str:
+    """Return a turn of a scripted policy, which writes Hermes, in another dialect, and the name of each tool
+    as it is `written_as` there."""
+    parsed, dialect = parse_action(text), DIALECT_OF[tool_format]
+    if tool_format in ("auto", "hermes") or (not parsed.calls and dialect.read_turn is None):
+        return text
+    return dialect.turn(parsed.text, [(written_as(call.tool), call.arguments) for call in parsed.calls])
+
+
 def _parse_blocks(body: str, dialect: Dialect, parsed: ParsedCalls) -> tuple[str | None, str]:
     """Return the thinking and the text around thoughts and calls, in one pass: a thought that a call's
     arguments spell is theirs, and a call within a thought is none."""

@@ -220,15 +220,6 @@ def _gold_turn(renderer: Renderer, turn: JsonObject, offered: Sequence[JsonObjec
     return turn, str(turn["content"]) or call or ""
 
 
-def rewritten(text: str, tool_format: str, *, written_as: Callable[[str], str] = lambda name: name) -> str:
-    """Return a turn of a scripted policy, which writes Hermes, in another dialect, and the name of each tool
-    as it is `written_as` there."""
-    parsed, dialect = parse_action(text), DIALECT_OF[tool_format]
-    if tool_format in ("auto", "hermes") or (not parsed.calls and dialect.read_turn is None):
-        return text
-    return dialect.turn(parsed.text, [(written_as(call.tool), call.arguments) for call in parsed.calls])
-
-
 def _own_dialect(renderer: Renderer, *, is_needed: bool) -> Dialect | None:
     """Return the dialect that the template itself writes, None if it writes no calls. Raises UserError if
     `is_needed` and nothing here reads what it writes."""

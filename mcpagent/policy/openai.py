@@ -98,7 +98,7 @@ class _Conversation:
         """Add what the environment has said since."""
         # What was sampled is here already, as the API wrote it; the text of it is for the environment.
         for message in messages[self._seen + 1 if self._seen else 0 :]:
-            if message["role"] != "tool":
+            if message["role"] != "tool" or "tool_call_id" in message:  # of a shot, as it is sent
                 self.messages.append({**message, "content": without_marks(message["content"])})
             elif self.unanswered:
                 answered = {"role": "tool", "tool_call_id": self.unanswered.popleft()}

@@ -20,6 +20,7 @@ from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.reward.judge import Judge
 from mcpagent.reward.record import Reward
 from mcpagent.reward.terms import DEFAULT_REWARD
+from mcpagent.rollout.shots import Shot, messages_with_shots, prompt_ids_with_shots
 from mcpagent.storage.datasets import DiskList
 from mcpagent.tools.contract import ToolProvider
 
@@ -56,6 +57,7 @@ class AgentSettings:
     user: UserSimulator | None = None  # None: later user messages are those of the task
     reward: Reward = DEFAULT_REWARD
     judge: Judge | None = None  # None: what tasks leave to a judge is unscored
+    shots: tuple[Shot, ...] = ()  # earlier turns in every context, and in no record
 
 
 async def run_attempt(
@@ -89,7 +91,7 @@ async def run_attempt(
         try:
             start = await episode.start()
             prompt = start.messages
-            await _play(attempt, episode, start.tool_schemas, list(prompt), turns, policy, settings, renderer)
+            await _play(attempt, episode, start.tool_schemas, prompt, turns, policy, settings, renderer)
         except EpisodeError as error:
             await episode.finish(StopReason.FAILED, error=str(error))
         return await episode.trajectory(
@@ -111,7 +113,8 @@ async def _play(
     renderer: Renderer | None,
 ) -> None:
     context: list[int] = []
-    added = renderer.prompt_ids(messages, schemas) if renderer else ()
+    added = prompt_ids_with_shots(messages, schemas, settings.shots, renderer) if renderer else ()
+    messages = messages_with_shots(messages, settings.shots)
     done = False
     while not done:
         started = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,16 @@ from mcpagent.policy.contract import Sampling
 from mcpagent.reward.terms import load_reward
 from mcpagent.reward.validate import lacks_form, unstated_answer
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
-from mcpagent.run.policies import OpenedJudge, ReadyPolicy, at_once, open_agent, open_policy, refuse_policy
+from mcpagent.run.policies import (
+    SCRIPTED,
+    OpenedJudge,
+    ReadyPolicy,
+    at_once,
+    open_agent,
+    open_policy,
+    refuse_policy,
+)
+from mcpagent.run.shots import play_shots, refuse_overlong
 from mcpagent.storage.datasets import DiskList, TaskFile, find_dataset, split_file
 from mcpagent.storage.packages import provenance
 from mcpagent.tools.contract import OnChange, PinnedTools
@@ -181,6 +190,10 @@ class EpisodeSetup:
             "samples": samples,
             **asdict(self.settings.sampling),
             **asdict(self.settings.limits),
+            "shots": {
+                "count": len(self.settings.shots),
+                "tasks": [shot.played.task_id for shot in self.settings.shots],
+            },
             "reward": self.settings.reward.as_json(),
             "max_context_tokens": self.settings.max_context_tokens,
             "concurrency": self.concurrency,
@@ -200,10 +213,16 @@ def open_episodes(
     data: Path | None = None,
     ledger: Path | None = None,
     shard: tuple[int, int] = (1, 1),
+    shots: int = 0,
 ) -> Iterator[EpisodeSetup]:
     """Open the tasks of `data` (default: the validation set of `config`), start the servers, load the policy
-    that `policy` names (see `open_policy`). Raises UserError before anything is played."""
+    that `policy` names (see `open_policy`), and play the `shots` that stand before every question. Raises
+    UserError before any other episode is played."""
     refuse_policy(policy)
+    if shots and policy in SCRIPTED:
+        raise UserError(
+            f"the policy {policy} reads no shots", where=f"--shots {shots}", remedy="name a model"
+        )
     for note in load_reward(config.reward).notes():
         console.note(note)
     with memory_reported(config), ExitStack() as stack:
@@ -219,6 +238,12 @@ def open_episodes(
         settings, judge = stack.enter_context(
             open_agent(config, max_context=ready.max_context, io=tools.io, on_note=console.note)
         )
+        if shots:
+            played = play_shots(
+                shots, tasks=tasks, config=config, tools=tools, settings=settings, ready=ready
+            )
+            refuse_overlong(played, tasks[0], tools=tools, settings=settings, ready=ready)
+            settings = replace(settings, shots=played)
         yield EpisodeSetup(
             config=config,
             tasks=tasks,

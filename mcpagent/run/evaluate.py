@@ -44,6 +44,7 @@ _CONDITIONS = {
     "reward": "the reward",
     "judge.identity": "the judge",
     "policy.chat_template_sha256": "the chat template",
+    "shots": "the shots",
 }
 # A limit that ended no episode of either side made no difference: that of the other would have ended none.
 _ENDED_BY = {"max_new_tokens": StopReason.MAX_TOKENS, "max_turns": StopReason.MAX_TURNS}
@@ -68,12 +69,14 @@ def evaluate_model(
     data: Path | None = None,
     samples: int = 1,
     out: Path | None = None,
+    shots: int = 0,
     shard: tuple[int, int] = (1, 1),
     resume: bool = False,
     console: Console | None = None,
 ) -> EvalOutcome:
     """Play `samples` attempts at each task by `model` (a checkpoint or run folder, a hub id, or
-    `openai:NAME`), sampled as the `rollout` section of `config` says. With `out`, a .json file, the result is
+    `openai:NAME`), sampled as the `rollout` section of `config` says, with so many `shots` before every
+    question. With `out`, a .json file, the result is
     written there and the trajectories next to it; the result of a checkpoint of a run is kept in the run too,
     for its report and model card. Episodes are written as they end: with `resume`, those that an earlier
     evaluation of the same `out` could score are not played again. Raises UserError; then nothing is
@@ -84,7 +87,7 @@ def evaluate_model(
     elif resume:
         raise UserError("needs the evaluation to continue", where="--resume", remedy="add --out FILE.json")
     with open_episodes(
-        config, policy=model, samples=samples, console=console, data=data, shard=shard
+        config, policy=model, samples=samples, console=console, data=data, shard=shard, shots=shots
     ) as setup:
         if samples > 1 and setup.settings.sampling.temperature == 0.0:
             console.note(f"at temperature 0 all {samples} attempts at a task are the same")
@@ -173,6 +176,7 @@ def _scored_before(out: Path, conditions: JsonObject) -> Iterator[Trajectory]:
             before, episodes = next(rows, {}), DiskList(map(Trajectory.model_validate, rows))
     elif out.is_file():
         before = {"shard": "1/1", **read_evaluation(out).provenance}
+        before.setdefault("shots", {"count": 0, "tasks": []})  # results of older versions
         episodes = read_trajectories(_trajectories_of(out))
     else:
         nothing = "there is no evaluation to continue"
@@ -216,12 +220,14 @@ def _keep_in_run(
     run: RunFolder, checkpoint: Path, result: EvalResult, trajectories: Sequence[Trajectory], console: Console
 ) -> Path | None:
     """Return `eval/step-000040-heldout.json`, with attempts and temperature in the name if it was not greedy,
-    and the hash of the data if that name has other data. None, with a note, if the run cannot be written
-    to."""
+    the number of shots, and the hash of the data if that name has other data. None, with a note, if the run
+    cannot be written to."""
     facts = result.provenance
     name = f"{checkpoint.name}-{Path(facts['dataset']['path']).name.partition('.')[0]}"
     if facts["samples"] > 1 or facts["temperature"] > 0:
         name += f"-{facts['samples']}x-t{facts['temperature']:g}"
+    if facts["shots"]["count"]:
+        name += f"-{facts['shots']['count']}-shots"
     path = run.evaluations / f"{name}.json"
     if path.is_file() and _dataset_of(path) != facts["dataset"]["sha256"]:
         path = path.with_stem(f"{name}-{facts['dataset']['sha256'][:8]}")

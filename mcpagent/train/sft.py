@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,15 +13,16 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
-from mcpagent.core.trajectory import Trajectory, Turn
-from mcpagent.env.offer import Discovery, OfferedTools, first_schemas, offer, search_tool
-from mcpagent.env.parsing import DIALECT_OF, ParsedAction, observations, parse_action, reads_back
-from mcpagent.env.tool_format import opening_ids, rewritten
+from mcpagent.core.trajectory import Trajectory
+from mcpagent.env.offer import Discovery, first_schemas
+from mcpagent.env.parsing import rewritten
+from mcpagent.env.tool_format import opening_ids
 from mcpagent.interrupts import Abandoned, stopping, uninterrupted
 from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
+from mcpagent.rollout.shots import is_writable, shown_after, tools_of, turn_segments
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.datasets import DiskList
 from mcpagent.storage.run_folder import RunFolder
@@ -328,22 +328,9 @@ def writable(
     a value, such as a text with the tag that ends texts, and what it wrote would teach another call. Raises
     UserError as `env.offer.offer`."""
     for trajectory in trajectories:
-        tools = _tools_of(tasks[trajectory.task_id], catalog, tool_format)
-        turns = (parse_action(turn.completion.text) for turn in trajectory.turns)
-        if all(
-            reads_back(
-                _calls(turn, tools), tool_format=tool_format, schema_of=tools.schema_of, text=turn.text
-            )
-            for turn in turns
-        ):
+        tools = tools_of(tasks[trajectory.task_id], catalog, tool_format)
+        if is_writable(trajectory, tools, tool_format):
             yield trajectory
-
-
-def _tools_of(task: Task, catalog: Mapping[str, ToolSpec], tool_format: str) -> OfferedTools:
-    """Return all that an episode of the task may offer by its end, and the search."""
-    names = task.offered_in(len(task.truth.user_turns))
-    offered = offer(catalog, names, task_id=task.id, tool_format=tool_format)
-    return OfferedTools([search_tool(catalog), *offered.tools])
 
 
 def demonstration_samples(
@@ -362,16 +349,9 @@ def demonstration_samples(
         schemas = first_schemas(
             catalog, task.offered_tools, discovery, task_id=task.id, tool_format=tool_format
         )
-        tools = _tools_of(task, catalog, tool_format)
-        segments: list[tuple[tuple[int, ...], bool]] = [
-            (renderer.prompt_ids(trajectory.prompt, schemas), False)
-        ]
-        for turn in trajectory.turns:
-            segments.append((_written(turn.completion.text, renderer, tools), True))
-            if turn is not trajectory.turns[-1]:
-                ended_by = segments[-1][0][-1]
-                segments.append((renderer.suffix_ids(_observations(turn), ended_by=ended_by), False))
-        yield sample_from_segments(segments)
+        prompt = renderer.prompt_ids(trajectory.prompt, schemas)
+        turns = turn_segments(trajectory, renderer, tools_of(task, catalog, tool_format))
+        yield sample_from_segments([(prompt, False), *turns])
 
 
 def texts(
@@ -391,31 +371,5 @@ def texts(
         text = renderer.render_text(trajectory.prompt, schemas)
         for turn in trajectory.turns:
             text += rewritten(turn.completion.text, renderer.tool_format)
-            text += renderer.suffix_text(_observations(turn)) if turn is not trajectory.turns[-1] else ""
+            text += renderer.suffix_text(shown_after(turn)) if turn is not trajectory.turns[-1] else ""
         yield text
-
-
-def _written(text: str, renderer: Renderer, tools: OfferedTools) -> tuple[int, ...]:
-    """A scripted turn in the model's dialect. Arguments and answers are a dataset's: they spell no control
-    token, only what the dialect writes around them is one."""
-    parsed = parse_action(text)
-    calls = _calls(parsed, tools)
-    data: JsonObject = {"text": parsed.text, "calls": [[*call] for call in calls]}
-    if not renderer.spells_control(json.dumps(data, ensure_ascii=False)):
-        written = rewritten(text, renderer.tool_format, written_as=tools.written_as)
-        return renderer.action_ids(written, calls=bool(calls))
-
-    def write(data: JsonObject) -> str:
-        return DIALECT_OF[renderer.tool_format].turn(
-            data["text"], [(name, values) for name, values in data["calls"]]
-        )
-
-    return renderer.written_ids(data, write, calls=bool(calls))
-
-
-def _calls(parsed: ParsedAction, tools: OfferedTools) -> list[tuple[str, JsonObject]]:
-    return [(tools.written_as(call.tool), call.arguments) for call in parsed.calls]
-
-
-def _observations(turn: Turn) -> list[JsonObject]:
-    return observations(turn.tool_results, turn.parse_failures, turn.user_message, calls=turn.tool_calls)

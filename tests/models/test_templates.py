@@ -20,7 +20,8 @@ from filelock import FileLock
 from mcpagent.core.tools import ToolSpec, chat_schema
 from mcpagent.core.trajectory import StopReason
 from mcpagent.demo.warm_start import train_tokenizer
-from mcpagent.env.tool_format import gold_conversation, open_renderer, rewritten
+from mcpagent.env.parsing import rewritten
+from mcpagent.env.tool_format import gold_conversation, open_renderer
 from mcpagent.errors import UserError
 from mcpagent.models.tokens import Renderer, measure_drift
 from mcpagent.policy.scripted import call_text

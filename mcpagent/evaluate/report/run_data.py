@@ -198,7 +198,8 @@ def _pair(alike: dict[str, EvalResult]) -> tuple[str | None, str | None]:
     def step(stem: str) -> int:
         return int(alike[stem].provenance.get("step") or 0)
 
-    with_step = [stem for stem, e in alike.items() if isinstance(e.provenance.get("step"), int)]
+    without_shots = {s: e for s, e in alike.items() if not (e.provenance.get("shots") or {}).get("count")}
+    with_step = [stem for stem, e in without_shots.items() if isinstance(e.provenance.get("step"), int)]
     firsts = [stem for stem in with_step if step(stem) == 0 and stem != BEST]
     lasts = [stem for stem in with_step if step(stem) > 0 or stem == BEST]  # a start may stay the best
     pairs = [(a, b) for a in firsts for b in lasts if alike[a].tasks.keys() & alike[b].tasks.keys()]
