@@ -12,7 +12,7 @@ import typer
 from mcpagent.cli.options import ConfigOptions, Json, ReadOnly, SeedValue, Settings
 from mcpagent.cli.readers import YesReadOnly, with_readers
 from mcpagent.console import Block, Console, Facts, Table, duration
-from mcpagent.core.records import JsonObject
+from mcpagent.core.records import JsonObject, Metric
 from mcpagent.errors import UserError
 from mcpagent.interrupts import Interrupted
 from mcpagent.storage.packages import require
@@ -25,6 +25,11 @@ _ROWS = (
     ("  scored only", "task_success_sampled_scored"),
     ("tool sequence exact", "tool_sequence_accuracy"),
     ("invalid calls", "invalid_call_rate"),
+)
+
+_ROWS_OF_FORM = (
+    ("answer in form", "answer_form_rate"),
+    ("success in any form (upper bound)", "success_in_any_form"),
 )
 
 _WHAT_IT_IS = (
@@ -72,8 +77,9 @@ def quickstart(
 
     Takes a few minutes on one CPU core. A second call continues the run. With --servers the
     tools are those of an mcp.json: tasks are made from what its tools answer that only read. With
-    --model a pretrained model is measured, warm-started on a few demonstrations, trained by GRPO and measured
-    again, fitted to this machine and the minutes; --set is for both of its runs.
+    --model a pretrained model is measured, with no and with two demonstrations before the question, then
+    warm-started on a few, trained by GRPO and measured again, fitted to this machine and the minutes; every
+    gain is told against the better of the first two. --set is for both of its runs.
 
     Example: mcpagent quickstart --out outputs/quickstart --seed 1
 
@@ -130,12 +136,19 @@ def quickstart(
 
 def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]:
     """Yield what the quickstart came to, and what to type next."""
-    sides = [name for name in ("untrained", "warm_start", "trained") if name in document]
+    from mcpagent.evaluate.baseline import BASELINE_SHOTS
+    from mcpagent.evaluate.summary import ABOUT_ANY_FORM
+
+    sides = [name for name in (*BASELINE_SHOTS, "warm_start", "trained") if name in document]
     measured = [document[name]["metrics"] for name in sides]
-    rows = [(title, *(_shown(metrics[name]) for metrics in measured)) for title, name in _ROWS]
+    shown = (*_ROWS, *(_ROWS_OF_FORM if "gains" in document else ()))
+    rows = [(title, *(_shown(metrics[name]) for metrics in measured)) for title, name in shown]
     count = document["trained"]["metrics"]["task_success"]["n"]
     title = f"{count} held-out tasks, before and after GRPO (95% intervals)"
     yield Table(title, ("", *(name.replace("_", " ") for name in sides)), rows)
+    if "gains" in document:
+        yield ABOUT_ANY_FORM
+        yield from _gain_lines(document["gains"])
     before, after = (document[name]["metrics"]["task_success"]["value"] for name in ("warm_start", "trained"))
     if step_of(Path(document["checkpoint"])) == 0:
         yield "No step of GRPO did as well on the validation tasks: the trained model is the warm start."
@@ -174,5 +187,22 @@ def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]
     )
 
 
+def _gain_lines(gains: JsonObject) -> Iterator[str]:
+    """Yield each gain over the better of the untrained model without and with shots."""
+    from mcpagent.evaluate.report.numbers import change
+
+    for side, by_how in gains.items():
+        for how, gained in by_how.items():
+            facts = dict(gained)
+            over = facts.pop("over").removesuffix("_sampled").replace("_", " ")
+            difference = Metric.model_validate(facts)
+            yield (
+                f"{side.replace('_', ' ')}, {how}: {change(difference, ' points')} over the better baseline "
+                f"({over}, {difference.n} tasks)"
+            )
+
+
 def _shown(metric: JsonObject) -> str:
+    if metric["value"] is None:
+        return "-"
     return f"{metric['value']:.1%} [{metric['ci_low']:.1%}, {metric['ci_high']:.1%}]"

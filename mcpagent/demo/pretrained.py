@@ -48,7 +48,7 @@ _LEAST_STEPS = 8
 _SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longest turn, however many play
 _WARM_SHARE, _WARM_STEPS = 1 / 4, (8, 48)  # of the minutes, for so many supervised steps
 _EVALUATION_SHARE = 0.15  # of the minutes, for the warm start and the trained model
-_UNTRAINED_SHARE = 0.05  # and for the model as it is, whose episodes are long
+_UNTRAINED_SHARE = 0.1  # and for the model as it is, without and with shots, whose episodes are long
 _LEAST_UNTRAINED = 10  # tasks
 _LEAST_NEW_TOKENS = 128  # of a turn; twice the longest that few demonstrations show, if that is more
 _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
@@ -68,7 +68,8 @@ class Width:
 _CPU, _ACCELERATOR = Width(32, SHAPES[-1], 12), Width(256, SHAPES[0], 128)
 
 ABOUT = (
-    "A pretrained model learns to use MCP servers. It is measured as it is, imitates a few "
+    "A pretrained model learns to use MCP servers. It is measured as it is, without and with two shots, "
+    "imitates a few "
     "demonstrations that were played on the real servers, and is then trained by GRPO on real episodes, with "
     "rewards computed from what the servers answered."
 )
@@ -188,14 +189,14 @@ def _around(pace: Pace, minutes: float, heldout: int, warm_steps: int | None) ->
     if warm_steps is None:
         least, most = _WARM_STEPS
         warm_steps = max(least, min(most, int(_WARM_SHARE * 60 * minutes / pace.supervised_s)))
-    # Greedy and sampled, by the warm start and the trained model, and by the untrained one.
-    task_s, untrained_s = 4 * pace.eval_s, 2 * pace.untrained_ratio * pace.eval_s
+    # Greedy and sampled, by the warm start and the trained model, and twice by the untrained one.
+    task_s, untrained_s = 4 * pace.eval_s, 4 * pace.untrained_ratio * pace.eval_s
     eval_tasks = min(heldout, max(LEAST["heldout"], int(_EVALUATION_SHARE * 60 * minutes / task_s)))
     untrained_tasks = min(
         eval_tasks, max(_LEAST_UNTRAINED, int(_UNTRAINED_SHARE * 60 * minutes / untrained_s))
     )
     seconds = {
-        "evaluations": 3 * pace.load_s + eval_tasks * task_s + untrained_tasks * untrained_s,
+        "evaluations": 4 * pace.load_s + eval_tasks * task_s + untrained_tasks * untrained_s,
         "warm start": pace.load_s + warm_steps * pace.supervised_s,
     }
     return _Around(warm_steps, eval_tasks, untrained_tasks, seconds)

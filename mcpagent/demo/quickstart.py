@@ -22,8 +22,10 @@ from mcpagent.demo.job import BESIDE, QuickstartJob, Stages, open_job, parts
 from mcpagent.demo.pace import fitted
 from mcpagent.demo.pretrained import Pretrained
 from mcpagent.errors import RunError, UserError
+from mcpagent.evaluate.baseline import BASELINE_SHOTS, gains
 from mcpagent.evaluate.breakdown import break_down
 from mcpagent.evaluate.report.page import write_report
+from mcpagent.evaluate.report.run_data import SAMPLED, read_evaluations
 from mcpagent.evaluate.summary import summarise
 from mcpagent.run.episodes import open_episodes
 from mcpagent.run.policies import refuse_policy
@@ -45,7 +47,13 @@ Controls = Callable[[QuickstartJob, Path], list[JsonObject]]
 SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
 _EPISODES_AT_ONCE = 256
 # The stages of which it is said beforehand how long they take together.
-_SAID = ("eval_untrained", "warm_start", "eval_warm_start", "grpo", "eval_trained")
+_SAID = (
+    *(f"eval_{name}" for name in BASELINE_SHOTS),
+    "warm_start",
+    "eval_warm_start",
+    "grpo",
+    "eval_trained",
+)
 _STORED = ("warm_start/trajectories", "trajectories", "controls/*/trajectories")
 
 ABOUT = (
@@ -85,13 +93,10 @@ def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObje
     sides: dict[str, JsonObject] = {}
     if job.pretrained is not None:
         model = job.pretrained.model
-        sides["untrained"] = evaluate_checkpoint(
-            job,
-            "untrained",
-            model,
-            "evaluate the untrained model",
-            most_tasks=job.progress.untrained_tasks,
-        )
+        for name, shots in BASELINE_SHOTS.items():
+            title = f"evaluate the untrained model{f' with {shots} shots' if shots else ''}"
+            most = job.progress.untrained_tasks
+            sides[name] = evaluate_checkpoint(job, name, model, title, most_tasks=most, shots=shots)
     warm_checkpoint = warm_start(job)
     sides["warm_start"] = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
     trained_checkpoint = _grpo(job, warm_checkpoint)
@@ -99,11 +104,14 @@ def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObje
     wall_s = sum(job.progress.wall_s.get(stage, 0.0) for stage in _SAID)
     rows = {} if controls is None else {"controls": controls(job, warm_checkpoint)}
     report = write_report(job.out)
+    measured, how = read_evaluations(job.out / "eval"), {"greedy": "", "sampled": SAMPLED}
+    gained = {name: gains(measured, name, suffixes=how) for name in ("warm_start", "trained")}
     return {
         "run_dir": str(job.out),
         "seed": job.seed,
         **({} if job.pretrained is None else {"model": job.pretrained.model}),
         **{name: {"metrics": metrics} for name, metrics in sides.items()},
+        **({} if job.pretrained is None else {"gains": gained}),
         "tool_calls": _count_calls(job),
         "cpu_s": {name: round(value, 1) for name, value in job.progress.cpu_s.items()},
         **({} if job.progress.said_s is None else {"said_s": job.progress.said_s, "wall_s": wall_s}),
@@ -249,15 +257,16 @@ def evaluate_checkpoint(
     *,
     sampled_attempts: int = SAMPLED_ATTEMPTS,
     most_tasks: int | None = None,
+    shots: int = 0,
 ) -> JsonObject:
     """Evaluate greedily and at temperature 1, on held-out tasks (`most_tasks` None: as many as the run
-    evaluates on); return metrics as `quickstart --json` shows them."""
+    evaluates on), with so many `shots`; return metrics as `quickstart --json` shows them."""
     folder = job.out / "eval"
     files = {0.0: folder / f"{name}.json", 1.0: folder / f"{name}_sampled.json"}
     samples = {0.0: 1, 1.0: sampled_attempts if job.pretrained is None else 1}
     if not all(path.is_file() for path in files.values()):
         tasks = spread(list(read_tasks(_heldout(job))), job.grpo.training.eval_tasks)
-        _evaluate(job, name, checkpoint, title, files, samples, spread(tasks, most_tasks))
+        _evaluate(job, name, checkpoint, title, files, samples, spread(tasks, most_tasks), shots)
     metrics = {t: json.loads(path.read_text(encoding="utf-8"))["metrics"] for t, path in files.items()}
     sampled = {f"task_success_sampled{end}": metrics[1.0][f"task_success{end}"] for end in ("", "_scored")}
     return {**metrics[0.0], **sampled}
@@ -275,6 +284,7 @@ def _evaluate(
     files: Mapping[float, Path],
     samples: Mapping[float, int],
     tasks: Sequence[Task],
+    shots: int,
 ) -> None:
     """Play the tasks at all temperatures at once, so that their prompts are computed once; write the results
     of each to its file."""
@@ -289,11 +299,14 @@ def _evaluate(
             console=Console(is_json=True),
             data=_heldout(job),
             ledger=job.ledger,
+            shots=shots,
         ) as opened,
     ):
         sampling = opened.settings.sampling
         samplings = [replace(sampling, temperature=temperature) for temperature in at]
         played = opened.play(samples=samplings, on_done=lambda _: advance(), tasks=tasks)
+        if shots:  # the servers have counted their calls
+            write_trajectories(job.out / "trajectories" / f"shots_{name}", opened.settings.shots)
         for temperature, path in files.items():
             there = [one for one, of in zip(played, cycle(at), strict=False) if of == temperature]
             write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", there)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mcpagent.cli.quickstart import result_blocks
-from mcpagent.console import Facts
+from mcpagent.console import Facts, Table
 
 METRICS = {
     name: {"value": 0.5, "ci_low": 0.4, "ci_high": 0.6, "n": 40}
@@ -52,3 +52,18 @@ def test_a_trained_model_that_is_the_warm_start_is_called_so() -> None:
     assert not any(told in str(block) for block in result_blocks(DOCUMENT, None))
     unchanged = {**DOCUMENT, "checkpoint": "outputs/own/checkpoints/step-000000"}
     assert any(told in str(block) for block in result_blocks(unchanged, None))
+
+
+def test_gains_of_a_pretrained_model_are_told_against_the_better_baseline() -> None:
+    gained = {"over": "untrained_2_shots_sampled", "value": 0.125, "ci_low": 0.041, "ci_high": 0.209, "n": 30}
+    form = {"answer_form_rate": METRICS["task_success"], "success_in_any_form": METRICS["task_success"]}
+    side = {"metrics": {**METRICS, **form}}
+    sides = {name: side for name in ("untrained", "untrained_2_shots", "warm_start", "trained")}
+    document = {**DOCUMENT, **sides, "gains": {"trained": {"sampled": gained}}}
+    blocks = [*result_blocks(document, None)]
+    assert (
+        "trained, sampled: +12.5 points [+4.1, +20.9] over the better baseline (untrained 2 shots, 30 tasks)"
+        in blocks
+    )
+    assert any("a list of guesses would pass" in block for block in blocks if isinstance(block, str))
+    assert any(isinstance(block, Table) and "untrained 2 shots" in block.columns for block in blocks)

@@ -47,16 +47,17 @@ def planned(minutes: float, pace: Pace = PACE, *, validation: int = 0) -> Any:
 def test_an_hour_is_divided_among_the_parts() -> None:
     plan = planned(60)
     # A task costs 1.5 s an episode, greedy and sampled: 6 s for the warm start and the trained model, and 6 s
-    # for the untrained one, whose episodes are twice as long. 15% of 3600 s are 90 tasks, 5% are 30.
+    # for the untrained one, whose episodes are twice as long, without and with shots: 15% of 3600 s are 90
+    # tasks, 10% at 12 s are 30.
     assert (plan.eval_tasks, plan.untrained_tasks) == (90, 30)
-    assert plan.seconds["evaluations"] == 3 * 10 + 90 * 6 + 30 * 6
+    assert plan.seconds["evaluations"] == 4 * 10 + 90 * 6 + 30 * 12
     assert plan.seconds["warm start"] == 10 + 8 * 12
-    # 3600 - 750 - 106 - 10 = 2734 s for steps of 8 x 4; of 8 x 8, at 60 * (1/3 + 2 * 2/3) = 100 s, there
-    # would be 27 < 40.
-    assert (plan.batch_size, plan.group_size, plan.steps) == (8, 4, 45)
-    assert plan.seconds["GRPO"] == 10 + 45 * 60
+    # 3600 - 940 - 106 - 10 = 2544 s for steps of 8 x 4; of 8 x 8, at 60 * (1/3 + 2 * 2/3) = 100 s, there
+    # would be 25 < 40.
+    assert (plan.batch_size, plan.group_size, plan.steps) == (8, 4, 42)
+    assert plan.seconds["GRPO"] == 10 + 42 * 60
     assert 3600 - 60 <= plan.total_s <= 3600
-    assert "budget.wall_s=3824" in plan.settings(minutes=60)["grpo"]  # 1.3 * 3600 - 3566 + 2710
+    assert "budget.wall_s=3634" in plan.settings(minutes=60)["grpo"]  # 1.3 * 3600 - 3576 + 2530
 
 
 @pytest.mark.parametrize("minutes", [12, 20, 33, 60, 150, 600, 3000])
@@ -103,7 +104,7 @@ def test_more_episodes_a_step_allow_a_larger_rate_by_the_square_root() -> None:
 def test_validation_tasks_are_played_before_and_every_six_steps_and_their_time_is_counted() -> None:
     plan = planned(60, validation=32)
     assert "training.eval_every=6" in plan.settings(minutes=60)["grpo"]
-    # 32 episodes at 1.5 s are 48 s before the first step, and 8 s of each of 60 s; 2734 s as above.
+    # 32 episodes at 1.5 s are 48 s before the first step, and 8 s of each of 60 s; 2544 s as above.
     # There would be 39, and the last three would be compared with nothing.
     assert plan.steps == 36 and plan.seconds["GRPO"] == pytest.approx(10 + 48 + 36 * (60 + 8))
     assert "training.eval_every=0" in planned(60).settings(minutes=60)["grpo"]
@@ -173,7 +174,13 @@ def test_every_stage_runs_and_a_second_call_says_the_same(tiny_checkpoint: Path,
     notes: list[str] = []
     job = job_of(tiny_checkpoint, tmp_path, notes)
     document = run_stages(job, run_controls)
-    assert [document[side]["metrics"]["task_success"]["n"] for side in ("untrained", "trained")] == [20, 20]
+    sides = ("untrained", "untrained_2_shots", "trained")
+    assert [document[side]["metrics"]["task_success"]["n"] for side in sides] == [20, 20, 20]
+    assert document["gains"].keys() == {"warm_start", "trained"}
+    assert document["gains"]["trained"]["greedy"]["over"] in sides[:2]
+    made = json.loads((job.out / "eval" / "untrained_2_shots.json").read_text())["provenance"]["shots"]
+    assert made["count"] == len(made["tasks"]) == 2
+    assert document["tool_calls"]["trajectories"] == document["tool_calls"]["servers"]
     assert {row["name"] for row in document["controls"]} == {
         *("random rewards", "more demonstrations", "rejection sampling"),
     }

@@ -9,6 +9,7 @@ import numpy as np
 
 from mcpagent.core.records import Record
 from mcpagent.errors import UserError
+from mcpagent.evaluate.baseline import better_baseline, gain
 from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.intervals import unpaired_difference
 from mcpagent.evaluate.report.numbers import change, number, percent, rate
@@ -84,6 +85,16 @@ def judge(run: RunView) -> list[Verdict]:
             "Results that a cassette replayed are not evidence.",
         ),
     ]
+    if better_baseline(run.evaluations, run.suffix) is not None:
+        criteria.insert(
+            2,
+            (
+                "Better than the untrained model",
+                _gain,
+                f"{how} success minus that of the untrained model, with none or with two shots, whichever is "
+                "better, paired by task: the whole 95% interval lies above zero.",
+            ),
+        )
     outcomes: dict[bool | None, Outcome] = {True: "pass", False: "fail", None: "not measured"}
     verdicts: list[Verdict] = []
     for name, criterion, rule in criteria:
@@ -105,13 +116,25 @@ def _improvement(run: RunView) -> Finding:
     comparison = compare_or_none(before, after)
     if comparison is None:
         return None, _no_evaluation(run, "before and after on the same tasks")
+    return _of_comparison(comparison)
+
+
+def _gain(run: RunView) -> Finding:
+    gained = gain(run.evaluations, AFTER, run.suffix)
+    if gained is None:
+        return None, _no_evaluation(run, "of the trained model")
+    holds, evidence = _of_comparison(gained[1])
+    return holds, f"over {gained[0].replace('_', ' ')}: {evidence}"
+
+
+def _of_comparison(comparison: Comparison) -> Finding:
     if comparison.why_no_verdict is not None:
         return None, f"a before, b after: {comparison.why_no_verdict}"
-    gain = comparison.difference
-    if gain.value is None or gain.ci_low is None or gain.ci_high is None:
+    difference = comparison.difference
+    if difference.value is None or difference.ci_low is None or difference.ci_high is None:
         return None, "too few tasks for an interval"
     tasks = f"{comparison.wins} tasks won, {comparison.losses} lost, {comparison.ties} unchanged"
-    return gain.ci_low > 0, f"{change(gain, ' points')}; {tasks}"
+    return difference.ci_low > 0, f"{change(difference, ' points')}; {tasks}"
 
 
 def _reward_rising(run: RunView) -> Finding:
@@ -120,13 +143,13 @@ def _reward_rising(run: RunView) -> Finding:
         return None, f"{len(rewards)} steps with a reward, {MIN_STEPS} needed"
     third = len(rewards) // 3
     early, late = rewards[:third], rewards[-third:]
-    gain = unpaired_difference(early, late, seed=0)
-    assert gain.value is not None and gain.ci_low is not None and gain.ci_high is not None
+    risen = unpaired_difference(early, late, seed=0)
+    assert risen.value is not None and risen.ci_low is not None and risen.ci_high is not None
     evidence = (
-        f"{np.mean(early):.3f} → {np.mean(late):.3f}, a change of {number(gain.value, signed=True)} "
-        f"[{number(gain.ci_low, signed=True)}, {number(gain.ci_high, signed=True)}]"
+        f"{np.mean(early):.3f} → {np.mean(late):.3f}, a change of {number(risen.value, signed=True)} "
+        f"[{number(risen.ci_low, signed=True)}, {number(risen.ci_high, signed=True)}]"
     )
-    return gain.ci_low > 0, evidence
+    return risen.ci_low > 0, evidence
 
 
 def kl_limit(run: RunView) -> float:

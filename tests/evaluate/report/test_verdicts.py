@@ -6,6 +6,7 @@ import pytest
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import StopReason, Trajectory
+from mcpagent.evaluate.baseline import gains
 from mcpagent.evaluate.report.episodes import NonceCount
 from mcpagent.evaluate.report.run_data import RunView
 from mcpagent.evaluate.report.verdicts import Verdict, judge
@@ -54,6 +55,19 @@ def test_improvement_is_judged_on_the_paired_difference() -> None:
     assert "80 tasks won, 0 lost, 120 unchanged" in verdict.evidence
     same = {"warm_start": _evaluation(40, 200), "trained": _evaluation(40, 200)}
     assert _verdict(_run([{}], evaluations=same), "Better than before training").outcome == "fail"
+
+
+def test_a_gain_is_told_against_the_better_of_the_model_with_none_and_with_two_shots() -> None:
+    # 150 of 200 against 40 and 120: the gain is 15 points, not 55; against 120 alone it would be none.
+    sides = {"untrained": _evaluation(40, 200), "untrained_2_shots": _evaluation(120, 200)}
+    for successes, outcome in ((150, "pass"), (120, "fail")):
+        run = _run([{}], evaluations={**sides, "trained": _evaluation(successes, 200)})
+        verdict = _verdict(run, "Better than the untrained model")
+        assert verdict.outcome == outcome
+        assert verdict.evidence.startswith(f"over untrained 2 shots: +{(successes - 120) / 2:.1f} points")
+    assert gains(run.evaluations, "trained", suffixes={"greedy": ""})["greedy"]["over"] == "untrained_2_shots"
+    alone = _run([{}], evaluations={"untrained": _evaluation(40, 200), "trained": _evaluation(150, 200)})
+    assert "Better than the untrained model" not in {verdict.name for verdict in judge(alone)}
 
 
 def test_reward_must_rise_by_more_than_chance() -> None:
