@@ -33,13 +33,15 @@ def play_shots(
     ready: ReadyPolicy,
 ) -> tuple[Shot, ...]:
     """Return `count` successful demonstrations of the training split, of different tools and classes as far
-    as there are such; the same for the same seed. Raises UserError."""
+    as there are such, and with an answer, whose form they show; the same for the same seed. Raises
+    UserError."""
     path = _training_file(config, tasks.path, where=f"--shots {count}")
     training = DiskList(
         task for task in read_tasks(path) if task.truth.tool_sequence and not task.truth.user_turns
     )
     order = list(range(len(training)))
     random.Random(derive_seed(config.seed, "shots")).shuffle(order)
+    order.sort(key=lambda place: training[place].truth.final_answer is None)
     tool_format = "auto" if ready.renderer is None else ready.renderer.tool_format
     shots: list[Shot] = []
     failed: list[str] = []

@@ -58,7 +58,7 @@ def test_gains_of_a_pretrained_model_are_told_against_the_better_baseline() -> N
     gained = {"over": "untrained_2_shots_sampled", "value": 0.125, "ci_low": 0.041, "ci_high": 0.209, "n": 30}
     form = {"answer_form_rate": METRICS["task_success"], "success_in_any_form": METRICS["task_success"]}
     side = {"metrics": {**METRICS, **form}}
-    sides = {name: side for name in ("untrained", "untrained_2_shots", "warm_start", "trained")}
+    sides = dict.fromkeys(("untrained", "untrained_2_shots", "warm_start", "trained"), side)
     document = {**DOCUMENT, **sides, "gains": {"trained": {"sampled": gained}}}
     blocks = [*result_blocks(document, None)]
     assert (

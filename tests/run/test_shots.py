@@ -106,6 +106,8 @@ def test_shots_are_of_different_tools_and_follow_from_the_seed() -> None:
     for seed in range(4):
         tools = [tuple(s.tool for s in training[name].truth.tool_sequence) for name in chosen(seed, 3)]
         assert len(set(tools)) == 3
+        # Two of them ask for nothing but a change: they would show no answer.
+        assert all(training[name].truth.final_answer is not None for name in chosen(seed, 3))
 
 
 def test_the_tokens_are_those_of_the_whole_conversation_and_begin_alike(tiny_checkpoint: Path) -> None:
