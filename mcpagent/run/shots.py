@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mcpagent.config.schema import TrainConfig
@@ -45,7 +45,7 @@ def play_shots(
     tool_format = "auto" if ready.renderer is None else ready.renderer.tool_format
     shots: list[Shot] = []
     failed: list[str] = []
-    for task in _diverse([training[place] for place in order]):
+    for task in _diverse(training[place] for place in order):
         if len(shots) == count or len(failed) > _MOST_FAILED:
             break
         (played,) = tools.io.run(
@@ -120,7 +120,7 @@ def _training_file(config: TrainConfig, evaluated: Path, *, where: str) -> Path:
     return path
 
 
-def _diverse(tasks: Sequence[Task]) -> Iterator[Task]:
+def _diverse(tasks: Iterable[Task]) -> Iterator[Task]:
     """Yield the tasks whose tools and class none before has, then the others."""
     tools, classes = set[frozenset[str]](), set[str]()
     others: list[Task] = []

@@ -39,6 +39,13 @@ def test_each_broken_claim_fails_its_own_check() -> None:
     assert statuses([with_id(make_task(user_turns=["x"]), "act")])[0] is FAIL
 
 
+def test_a_refusal_that_is_an_answer_is_checked_as_one_that_is_silent() -> None:
+    none = {"final_answer": {"type": "none"}, "answer_line": True}
+    answers_none = with_id(make_task(**none), "rest")
+    assert statuses([ACT, answers_none]) == [PASS] * 5
+    assert statuses([ACT, answers_none], over_eager=[trajectory("rest")])[4] is FAIL
+
+
 def test_an_episode_that_was_not_run_or_not_scored_proves_nothing() -> None:
     missing, ids = check_environment([ACT, REST], **{**GOOD, "gold": [trajectory("rest")]})[1]
     assert set(ids) == {"act"}

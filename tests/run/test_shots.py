@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mcpagent.console import Console
+from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason
 from mcpagent.errors import UserError
 from mcpagent.rollout.shots import prompt_ids_with_shots
@@ -18,7 +19,7 @@ from mcpagent.run.evaluate import compare_files, evaluate_model
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.trajectories import read_trajectories
 from tests.llm.service import API_KEY, Received, says, service
-from tests.run.world import SAMPLES, SHORT, TRAIN, config
+from tests.run.world import SAMPLES, SHORT, TRAIN, config, dataset
 
 HELDOUT = SAMPLES / "heldout.jsonl"
 
@@ -88,26 +89,38 @@ def test_an_answer_that_only_a_shot_has_seen_is_not_earned(tmp_path: Path) -> No
     assert (episodes[shown].term("answer"), episodes[shown].is_success) == (1.0, False)
 
 
+def chosen(seed: int, count: int, *, data: Path = HELDOUT) -> list[str]:
+    settings = config(f"seed={seed}", "api.base_url=http://127.0.0.1:9", "data.max_tasks=1")
+    quiet = Console(is_json=True)
+    with open_episodes(
+        settings, policy="openai:m", samples=1, console=quiet, data=data, shots=count
+    ) as setup:
+        return setup.provenance(samples=1)["shots"]["tasks"]
+
+
+@pytest.mark.usefixtures("_key")
 def test_shots_are_of_different_tools_and_follow_from_the_seed() -> None:
     training = {task.id: task for task in read_tasks(TRAIN)}
-
-    def chosen(seed: int, count: int) -> list[str]:
-        return played(f"seed={seed}", shots=count)["tasks"]
-
-    def played(*overrides: str, shots: int) -> Any:
-        quiet = Console(is_json=True)
-        settings = config(*overrides, "api.base_url=http://127.0.0.1:9", "data.max_tasks=1")
-        with open_episodes(
-            settings, policy="openai:m", samples=1, console=quiet, data=HELDOUT, shots=shots
-        ) as setup:
-            return setup.provenance(samples=1)["shots"]
-
+    tools = {name: tuple(step.tool for step in task.truth.tool_sequence) for name, task in training.items()}
+    different = {each for each in tools.values() if each}
+    assert len(different) == 8 < len(training)
+    for seed in (1, 2):
+        assert {tools[name] for name in chosen(seed, 8)} == different
     assert chosen(1, 3) == chosen(1, 3) != chosen(2, 3)
-    for seed in range(4):
-        tools = [tuple(s.tool for s in training[name].truth.tool_sequence) for name in chosen(seed, 3)]
-        assert len(set(tools)) == 3
-        # Two of them ask for nothing but a change: they would show no answer.
-        assert all(training[name].truth.final_answer is not None for name in chosen(seed, 3))
+
+
+@pytest.mark.usefixtures("_key")
+def test_tasks_that_ask_for_an_answer_come_before_those_that_show_none(tmp_path: Path) -> None:
+    *others, last = (task for task in read_tasks(TRAIN) if task.truth.tool_sequence)
+    silent = [task.model_copy(update={"reward_spec": _without_answer(task)}) for task in others]
+    dataset(tmp_path / "train.jsonl", [*silent, last])
+    data = Path(shutil.copy(HELDOUT, tmp_path / "heldout.jsonl"))
+    assert [chosen(seed, 2, data=data)[0] for seed in range(3)] == [last.id] * 3
+
+
+def _without_answer(task: Task) -> Any:
+    truth = task.truth.model_copy(update={"final_answer": None})
+    return task.reward_spec.model_copy(update={"ground_truth": truth})
 
 
 def test_the_tokens_are_those_of_the_whole_conversation_and_begin_alike(tiny_checkpoint: Path) -> None:

@@ -307,6 +307,8 @@ def test_each_gold_call_says_whether_it_was_made() -> None:
     assert "<i>" not in html
     none = task("n", tool_sequence=[], abstain=True)
     assert "no call is right" in episode_html(trajectory("n"), label="here", task=none)
+    cannot = task("n", tool_sequence=[], final_answer={"type": "none"}, answer_line=True)
+    assert "no tool can tell" in episode_html(trajectory("n"), label="here", task=cannot)
 
 
 def test_what_a_judge_said_of_an_episode_is_shown() -> None:
