@@ -306,7 +306,8 @@ def _evaluate(
         samplings = [replace(sampling, temperature=temperature) for temperature in at]
         played = opened.play(samples=samplings, on_done=lambda _: advance(), tasks=tasks)
         if shots:  # the servers have counted their calls
-            write_trajectories(job.out / "trajectories" / f"shots_{name}", opened.settings.shots)
+            shown = (shot.played for shot in opened.settings.shots)
+            write_trajectories(job.out / "trajectories" / f"shots_{name}", shown)
         for temperature, path in files.items():
             there = [one for one, of in zip(played, cycle(at), strict=False) if of == temperature]
             write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", there)

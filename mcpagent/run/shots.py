@@ -64,7 +64,7 @@ def play_shots(
             failed.append(task.id)
     if len(shots) < count:
         why = (
-            f"the gold plans of {', '.join(failed)} fail"
+            f"the gold plans of {', '.join(failed)} fail, or {tool_format} cannot write them"
             if failed
             else "it has no more tasks of one question"
         )
