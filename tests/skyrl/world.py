@@ -81,7 +81,7 @@ def gold(replies: list[Any]) -> str:
     price = replies[1]["price"]
     if len(replies) == 2:
         return call(PLAN[2]["tool"], channel=target, message=str(price))
-    return f"Posted {price}."
+    return f"Posted.\nAnswer: {price}"
 
 
 def stops_early(replies: list[Any]) -> str:
