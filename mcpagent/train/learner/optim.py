@@ -15,6 +15,7 @@ from torch.optim._muon import _adjust_lr
 
 from mcpagent.train.objective.value import VALUE_HEAD
 
+_LEAST_RATE = 0.05  # of the learning rate, at the end of its decay
 _NO_MUON = ("embed", "lm_head", VALUE_HEAD)  # names of matrices that are not linear maps inside the network
 
 
@@ -176,16 +177,14 @@ class MasterWeights:
             self._local(parameter).copy_(self._local(self.copies[name]))
 
 
-def linear_schedule(
-    *, total: int, warmup: int = 0, decay_share: float = 0.0, floor: float = 0.05
-) -> Callable[[int], float]:
-    """Factor of the learning rate at step 1..total: linear warm-up, constant, then linear decay to `floor`
-    over the last `decay_share` of the steps."""
+def linear_schedule(*, total: int, warmup: int = 0, decay_share: float = 0.0) -> Callable[[int], float]:
+    """Return the factor of the learning rate at step 1..total: linear warm-up, constant, then linear decay to
+    `_LEAST_RATE` over the last `decay_share` of the steps."""
     decay = decay_share * total
 
     def factor(step: int) -> float:
         rising = min(1.0, step / warmup) if warmup else 1.0
-        falling = max(floor, (total - step) / decay) if decay and total - step < decay else 1.0
+        falling = max(_LEAST_RATE, (total - step) / decay) if decay and total - step < decay else 1.0
         return rising * falling
 
     return factor
