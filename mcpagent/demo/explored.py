@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mcpagent.config.schema import ToolsConfig
+from mcpagent.core.answer_line import stated
 from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
@@ -19,7 +20,7 @@ from mcpagent.synth.explore.subjects import values_of, widest
 from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
 from mcpagent.synth.explore.walks import Walk
 from mcpagent.synth.generate import server_places, values_by_slot
-from mcpagent.synth.tasks.inspect import stands_in
+from mcpagent.synth.tasks.inspect import said, stands_in
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.rules import GeneratedData, Progress
 from mcpagent.tools.contract import ToolProvider
@@ -100,7 +101,7 @@ async def explore(
     data = replace(
         made,
         tasks={
-            split: tuple(map(with_short_answer, balanced(of_split, least=_ENOUGH.get(split, 0))))
+            split: tuple(map(with_values_alone, balanced(of_split, least=_ENOUGH.get(split, 0))))
             for split, of_split in apart.items()
         },
     )
@@ -188,16 +189,16 @@ def balanced(tasks: Sequence[Task], *, least: int) -> tuple[Task, ...]:
     return tuple(task for task in tasks if task.id not in left_out)
 
 
-def with_short_answer(task: Task) -> Task:
-    """Return a task that asks of two things with a reference answer that does not say their names again: to
-    copy four texts in turn is more than a network of this size learns."""
+def with_values_alone(task: Task) -> Task:
+    """Return a task that asks of two things with an answer that does not say their names again, in the order
+    in which they are asked for: to copy four texts in turn is more than a network of this size learns."""
     check = task.truth.final_answer
     if check is None or check.type != "pairs":
         return task
-    told = f"It is {' and '.join(map(format_value, check.value.values()))}."
-    truth = task.truth.model_copy(update={"reference_answer": told})
+    alone = check.model_copy(update={"type": "list", "value": [*check.value.values()]})
+    truth = task.truth.model_copy(update={"final_answer": alone})
     spec = task.reward_spec.model_copy(update={"ground_truth": truth})
-    return task.model_copy(update={"reward_spec": spec})
+    return stated(task.model_copy(update={"reward_spec": spec}))
 
 
 def _constant_arguments(tasks: Mapping[str, Sequence[Task]]) -> set[str]:
@@ -232,8 +233,8 @@ def _entities(task: Task, constants: set[str]) -> set[str]:
 
 def _names(task: Task, entities: set[str], constants: set[str]) -> bool:
     """Return True if the task is about one of the entities, or its user says one."""
-    said = "\n".join([task.prompt[-1].content, *task.truth.user_turns])
-    return bool(_entities(task, constants) & entities) or any(stands_in(each, said) for each in entities)
+    text = said(task)
+    return bool(_entities(task, constants) & entities) or any(stands_in(each, text) for each in entities)
 
 
 def shortfalls(tasks: Mapping[str, Sequence[Task]], *, facts: int) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mcpagent.config.schema import ToolsConfig
+from mcpagent.core.answer_line import right_message
 from mcpagent.core.tasks import AnswerCheck, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.demo.controls import run_controls
@@ -22,13 +23,12 @@ from mcpagent.demo.explored import (
     disjoint,
     shortfalls,
     warnings,
-    with_short_answer,
+    with_values_alone,
     within_reach,
 )
 from mcpagent.demo.job import QuickstartJob, open_job
 from mcpagent.demo.quickstart import quickstart, run_stages
 from mcpagent.errors import UserError
-from mcpagent.reward.answer import answer_holds
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
@@ -298,16 +298,16 @@ def test_a_field_with_few_values_for_many_things_is_not_asked_for() -> None:
 def test_two_things_are_answered_without_their_names() -> None:
     asked = task("a", {"x": "1"}, {"x": "1"}, calls=2)
     check = AnswerCheck(type="pairs", value={"driver 1": "L2", "driver 2": "L4"})
-    truth = asked.truth.model_copy(
-        update={"final_answer": check, "reference_answer": "driver 1: L2, driver 2: L4"}
-    )
+    truth = asked.truth.model_copy(update={"final_answer": check, "answer_line": True})
     of_two = asked.model_copy(
         update={"reward_spec": asked.reward_spec.model_copy(update={"ground_truth": truth})}
     )
-    told = with_short_answer(of_two).truth.reference_answer
-    assert told == "It is L2 and L4."
-    assert answer_holds(check, told, {}) and not answer_holds(check, "It is L4 and L2.", {})
-    assert with_short_answer(asked) == asked
+    told = with_values_alone(of_two)
+    assert right_message(told, {}) == "Answer: L2; L4"
+    assert told.prompt[-1].content.endswith(
+        'End with "Answer: " and the names, separated by "; ", in this order.'
+    )
+    assert with_values_alone(asked) == asked
 
 
 def test_a_warning_says_that_few_tasks_can_gain() -> None:
