@@ -246,6 +246,46 @@ def is_secret(value: str, name: str) -> bool:
     return len(value) >= shortest and not _is_ordinary(value, name)
 
 
+# The forms in which issuers write keys, by which scanners of repositories find them too.
+_ISSUED = re.compile(
+    r"(?<![\w-])(?:[spr]k[-_][\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_\w{20,}"
+    r"|npm_\w{30,}|xox[a-z]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|ya29\.[\w-]{20,}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+)
+_SCHEME = re.compile(r"\b(?:bearer|basic)\s+([\w.~+/-]{8,}=*)", re.IGNORECASE)
+_PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.+?-----END \1-----", re.DOTALL)
+_LABELLED = re.compile(r"(?<![\w.-])([\w.-]{1,64})[\"']?\s*[:=]\s*[\"']?([^\s\"',;&]+)")
+_URL = re.compile(r"\b[\w+.-]+://[^\s\"'<>]+")
+
+
+def written_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of the secrets that a JSON value of a stranger's shows: keys as their issuers write
+    them, what stands behind a name that says so, and the credentials of headers and URLs."""
+    if is_json_object(value):
+        for key, item in value.items():
+            yield from written_secrets(item, key)
+    elif is_json_array(value):
+        for item in value:
+            yield from written_secrets(item, name)
+    elif isinstance(value, str):
+        if _names_secret(name, value):
+            yield name, value
+        yield from (("key", match[0]) for match in (*_ISSUED.finditer(value), *_PEM.finditer(value)))
+        yield from (("authorization", match[1]) for match in _SCHEME.finditer(value))
+        urls = (pair for url in _URL.findall(value) for pair in _url_parts("", url))
+        yield from (pair for pair in (*_LABELLED.findall(value), *urls) if _names_secret(*pair))
+
+
+def _names_secret(name: str, value: str) -> bool:
+    """Whether a name and its value say that it is a secret: a bare `key` of a record is none, nor a word."""
+    if not _SECRET_NAME.search(name) or not is_secret(value, name):
+        return False
+    if re.search(r"pass|pwd", name, re.IGNORECASE):
+        return True
+    is_plain = _is_ordinary(value, name) or not any(map(str.isdigit, value))
+    return _is_random(value) if name.lower() == "key" else not is_plain
+
+
 def _squeezed(data: bytes) -> bytes:
     if b"\\" in data:
         data = _ESCAPED_BREAK.sub(b"", data)
