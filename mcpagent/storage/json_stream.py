@@ -146,17 +146,21 @@ def read_records(path: Path) -> Iterator[tuple[int, JsonObject]]:
             yield located.line, located.record
 
 
-def locate_records(stream: io.BufferedReader, path: Path) -> Iterator[Located]:
+def locate_records(
+    stream: io.BufferedReader, path: Path, *, list_field: str | None = None, is_lines: bool = False
+) -> Iterator[Located]:
     """Every record of the decompressed `stream`, which errors call `path`. A broken line of JSONL is an item
-    and not the end; a broken array, and a line or record that is too long, raise UserError."""
+    and not the end; a broken array, and a line or record that is too long, raise UserError. A record that is
+    an array is the object with it as `list_field`, if that is given. `is_lines`: a line that begins with an
+    array is a record, and not the array of all."""
     first, line = _first_character(stream)
-    if first == b"[":
+    if first == b"[" and not is_lines:
         text = bytearray(first)
         while more := stream.read(_BUFFER_BYTES):
             text += more
             if len(text) > _ARRAY_BYTES:
                 raise _too_long("array", _ARRAY_BYTES, where=f"{path}:{line}")
-        yield from _array(text, path, line=line)
+        yield from _array(text, path, line=line, list_field=list_field)
         return
     raw = first + stream.readline(_LINE_BYTES)
     while raw:
@@ -165,7 +169,7 @@ def locate_records(stream: io.BufferedReader, path: Path) -> Iterator[Located]:
         stripped = raw.strip()
         if stripped:
             try:
-                record = decode_line(stripped, path=path, line=line)
+                record = decode_line(stripped, path=path, line=line, list_field=list_field)
             except UserError as error:
                 record = error
             yield Located(line, record)
@@ -194,8 +198,9 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
 
 
-def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
-    """Return the object on one line of a JSONL file. Raises UserError."""
+def decode_line(raw: bytes, *, path: Path, line: int, list_field: str | None = None) -> JsonObject:
+    """Return the object on one line of a JSONL file; `list_field` as in `locate_records`. Raises
+    UserError."""
     where = f"{path}:{line}"
     try:
         value = JSON_DECODER.decode(raw.decode("utf-8"))
@@ -216,7 +221,7 @@ def decode_line(raw: bytes, *, path: Path, line: int) -> JsonObject:
         ) from None
     except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
         raise UserError(f"broken JSON: {error}", where=where, remedy="fix or delete that line") from None
-    return _object(value, where)
+    return _object(value, where, list_field)
 
 
 def _too_long(what: str, longest: int, *, where: str) -> UserError:
@@ -250,7 +255,9 @@ def _first_character(stream: io.BufferedReader) -> tuple[bytes, int]:
     return stream.read(1), line
 
 
-def _object(value: Any, where: str) -> JsonObject:
+def _object(value: Any, where: str, list_field: str | None) -> JsonObject:
+    if isinstance(value, list) and list_field is not None:
+        return {list_field: value}
     if not isinstance(value, dict):
         raise UserError(
             f"a record is a JSON object, but this is {shown_value(value)}",
@@ -260,7 +267,7 @@ def _object(value: Any, where: str) -> JsonObject:
     return value
 
 
-def _array(raw: bytearray, path: Path, *, line: int) -> Iterator[Located]:
+def _array(raw: bytearray, path: Path, *, line: int, list_field: str | None) -> Iterator[Located]:
     """Decode the objects of a JSON array one after another; its opening bracket is on `line`."""
     position = counted = 0
     text, problem = "", None
@@ -271,7 +278,7 @@ def _array(raw: bytearray, path: Path, *, line: int) -> Iterator[Located]:
         while is_next:
             line, counted = line + text.count("\n", counted, position), position
             record, end = JSON_DECODER.raw_decode(text, position)
-            yield Located(line, _object(record, f"{path}:{line}"))
+            yield Located(line, _object(record, f"{path}:{line}", list_field))
             position = _next_place(text, end)
             if is_next := text[position] == ",":
                 position = _next_place(text, position + 1)
