@@ -1,69 +1,268 @@
-"""`mcpagent convert`: conversations with tool plans as a dataset."""
+"""`mcpagent convert`: chats, or conversations with tool plans, as a dataset."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcpagent.cli.options import Json, Overwrite, out_file, refuse_existing
+from mcpagent.cli.options import (
+    ConfigFiles,
+    ConfigOptions,
+    Json,
+    Overwrite,
+    ReadOnly,
+    Settings,
+    out_file,
+    refuse_existing,
+)
 from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
-from mcpagent.config.schema import ToolsConfig
-from mcpagent.console import Block, Console, counted
+from mcpagent.config.schema import ToolsConfig, TrainConfig
+from mcpagent.console import Block, Console, Table, counted
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.storage.datasets import write_jsonl
-from mcpagent.storage.locks import locked_file
+from mcpagent.storage.locks import locked_file, locked_folder
 
 if TYPE_CHECKING:
+    from mcpagent.synth.chats.convert import ChatConversion
     from mcpagent.synth.datasets.describe import DatasetCounts
     from mcpagent.synth.dependent.convert import Conversion
+    from mcpagent.tools.setup import Tools
 
 _BUILTIN = "builtin"
+_SHOWN = 60  # rows of the table of what was left out; the file has all
 
 
 def convert(
-    spec: Annotated[Path, typer.Argument(help="The dependent spec, a JSON file.", show_default=False)],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Chats: rows with `messages`, in JSONL, JSON (.gz, .zst) or parquet. Or a dependent spec.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option(
-            callback=out_file("train.jsonl"),
-            help="The dataset: .jsonl or .json, also .gz and .zst; or a folder for train.jsonl.",
+            help="A folder for train.jsonl (of chats also validation.jsonl and heldout.jsonl), or one file: "
+            ".jsonl or .json, also .gz and .zst.",
         ),
-    ] = Path("data/processed/train.jsonl"),
+    ] = Path("data/processed"),
     servers: Annotated[
+        Path | None,
+        typer.Option(
+            help="An mcp.json, or `builtin`. Calls of chats are made there. A spec is checked against it, "
+            "and its tools are offered; by default nothing is checked, and the offer is what the spec names."
+        ),
+    ] = None,
+    read_only: ReadOnly = None,
+    model: Annotated[
         str | None,
         typer.Option(
-            help="An mcp.json, or `builtin`: check tools and arguments against it, and offer all of its "
-            "tools. Default: no check; the offer is what the spec names."
+            help="Of chats: this model names the type and value of each answer, which a result must show. "
+            "Without it chats are graded by their calls, and by what those changed."
         ),
     ] = None,
     execute: Annotated[
-        bool, typer.Option("--execute", help="Run every plan on the servers as well.")
+        bool, typer.Option("--execute", help="Of a spec: run every plan on the servers as well.")
     ] = False,
     keep_going: Annotated[
         bool,
-        typer.Option("--keep-going", help="Write the good tasks, and OUT.rejects.jsonl for the others."),
+        typer.Option(
+            "--keep-going", help="Of a spec: write the good tasks, and OUT.rejects.jsonl for the others."
+        ),
     ] = False,
+    files: ConfigFiles = None,
+    settings: Settings = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Turn scenarios with conversations and tool plans into tasks; on any fault, write nothing and exit 2.
+    """Turn chats that people had with an agent into tasks, or scenarios with conversations and tool plans.
 
     The prompt holds the system message and the first user message; later user messages arrive at run time.
+    Every call of a chat is made on the live servers before it counts, one that may write only if each
+    session has its own state. A table says of every row that was left out why; the rest goes on. On any fault
+    of a spec nothing is written, and the command exits 2.
+
+    Example: mcpagent convert chats.jsonl --servers mcp.json --out data/mine
+
+    Example: mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --set api.max_cost=2
 
     Example: mcpagent convert dependent_spec.json --servers mcp.json --out data/processed/train.jsonl
     """
-    from mcpagent.synth.datasets.describe import DatasetCounts
-    from mcpagent.synth.generate import check_dataset_servers, write_servers
+    from mcpagent.synth.chats.read import holds_chats
 
     console = Console(is_json=as_json)
     if execute and servers is None:
         raise UserError("--execute needs servers to run the plans on", remedy="add --servers mcp.json")
+    options = ConfigOptions(servers=servers, files=files, settings=settings)
+    config = None if servers is None else _config(options, read_only, console)
+    if not holds_chats(source):
+        tools = None if config is None else config.tools
+        out = out_file("train.jsonl")(out) or out
+        _convert_spec(
+            source, out, tools, console, execute=execute, keep_going=keep_going, overwrite=overwrite
+        )
+        return
+    if config is None:
+        raise UserError(
+            "the calls of chats are made on live servers, and none are named",
+            where=str(source),
+            remedy="add --servers mcp.json (or --servers builtin)",
+        )
+    _convert_chats(source, out, config, model, console, overwrite=overwrite)
+
+
+def _config(options: ConfigOptions, read_only: list[str] | None, console: Console) -> TrainConfig:
+    """Return the settings with the servers that are named; `builtin` are all of the built-in ones."""
+    if str(options.servers) != _BUILTIN:
+        return options.config(console, has_data=False, read_only=read_only)
+    config = ConfigOptions(files=options.files, settings=options.settings).config(
+        console, has_data=False, read_only=read_only
+    )
+    tools = config.tools.model_copy(update={"servers": None, "builtin": BUILTIN_NAMES, "limited": False})
+    return config.model_copy(update={"tools": tools})
+
+
+def _convert_chats(
+    source: Path, out: Path, config: TrainConfig, model: str | None, console: Console, *, overwrite: bool
+) -> None:
+    """Write the tasks and the table of what was left out. Raises UserError if no chat became a task."""
+    from mcpagent.synth.chats.convert import placed
+    from mcpagent.synth.datasets.describe import count_tasks
+    from mcpagent.synth.generate import check_dataset_servers, check_output, split_path, write_placed
+    from mcpagent.synth.templates.pools import SPLITS
+
+    is_folder = not out.suffix or out.is_dir()
+    folder = out if is_folder else out.parent
+    rejects = folder / "rejects.jsonl" if is_folder else out.with_name(f"{out.name}.rejects.jsonl")
+    remembered = DatasetServers.of(folder, config.tools)
+    with locked_folder(folder) if is_folder else locked_file(out):
+        if is_folder:
+            check_output(folder, overwrite=overwrite)
+        else:
+            refuse_existing(out, overwrite=overwrite)
+        check_dataset_servers(remembered, overwrite=overwrite)
+        conversion = _converted_chats(source, folder, config, model, console)
+        if not conversion.tasks:
+            console.show_blocks(_left_out(conversion))
+            raise UserError(
+                f"none of {counted(conversion.rows, 'row')} became a task; nothing was written",
+                where=str(source),
+                remedy="the table says why",
+                details={"rejects": conversion.rejects()},
+            )
+        if is_folder:
+            placed_tasks = list(placed(conversion.tasks))
+            written = write_placed(placed_tasks, folder, splits=SPLITS, servers=remembered)
+            counts = count_tasks(task for _, task in placed_tasks)
+            paths = {split: str(split_path(folder, split)) for split in SPLITS if written[split]}
+        else:
+            counts = _write_file(out, conversion, remembered)
+            paths = {"all": str(out)}
+        if conversion.left_out:
+            write_jsonl(rejects, conversion.left_out)
+    document = {
+        **counts.as_json(),
+        "rows": conversion.rows,
+        "path": str(out),
+        "paths": paths,
+        "rejected": len(conversion.left_out),
+        "rejects": conversion.rejects(),
+        "rejects_path": str(rejects) if conversion.left_out else None,
+        "left_out": conversion.left_out,
+        "graded_by": conversion.graded_by(),
+    }
+    console.print_blocks(document, _made(document, conversion))
+
+
+def _write_file(
+    out: Path, conversion: ChatConversion | Conversion, servers: DatasetServers | None
+) -> DatasetCounts:
+    from mcpagent.synth.datasets.describe import DatasetCounts
+    from mcpagent.synth.generate import write_servers
+
+    counts = DatasetCounts()
+    write_servers(servers)
+    write_jsonl(out, counts.passed(conversion.tasks))
+    return counts
+
+
+def _converted_chats(
+    source: Path, folder: Path, config: TrainConfig, model: str | None, console: Console
+) -> ChatConversion:
+    from mcpagent.synth.chats.answer import AnswerWriter, prompts
+    from mcpagent.synth.chats.convert import convert_chats
+    from mcpagent.tools.setup import open_tools
+
+    with ExitStack() as stack:
+        opened: Tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
+        writer = None
+        if model is not None:
+            from mcpagent.run.api_models import open_asked
+
+            asked = stack.enter_context(
+                open_asked(
+                    model,
+                    config,
+                    name="chats",
+                    run={"model": model, "prompts": dict(prompts()), "source": str(source)},
+                    base_url=config.api.base_url,
+                    io=opened.io,
+                    on_note=console.note,
+                )
+            )
+            writer = AnswerWriter(client=asked.client)
+        advance = stack.enter_context(console.progress("Chats"))
+        return opened.io.run(
+            convert_chats(
+                source,
+                opened.pool,
+                own_state=opened.own_state,
+                writer=writer,
+                on_progress=lambda rows, kept: advance(rows, note=counted(kept, "task")),
+            )
+        )
+
+
+def _left_out(conversion: ChatConversion) -> Iterator[Block]:
+    if not conversion.left_out:
+        return
+    rows = [(row["line"], row["code"], row["why"]) for row in conversion.left_out[:_SHOWN]]
+    title = f"Left out: {len(conversion.left_out)} of {counted(conversion.rows, 'row')}"
+    yield Table(title, ("Line", "Code", "Why"), rows, is_text=True)
+
+
+def _made(document: Mapping[str, Any], conversion: ChatConversion) -> Iterator[Block]:
+    yield from _left_out(conversion)
+    for split, path in document["paths"].items():
+        count = document["by_split"].get(split, document["records"])
+        yield f"{counted(count, 'task')} in {path}"
+    yield "graded by " + ", ".join(f"{how} {n}" for how, n in document["graded_by"].items())
+    if document["rejects_path"]:
+        yield f"{counted(document['rejected'], 'row')} left out, each with why in {document['rejects_path']}"
+    yield f"next: mcpagent env check --data {shlex.quote(document['path'])}"
+
+
+def _convert_spec(
+    spec: Path,
+    out: Path,
+    tools: ToolsConfig | None,
+    console: Console,
+    *,
+    execute: bool,
+    keep_going: bool,
+    overwrite: bool,
+) -> None:
+    from mcpagent.synth.generate import check_dataset_servers
+
     refuse_existing(out, overwrite=overwrite)
-    tools = None if servers is None else _tools(servers)
     remembered = _remembered(tools, out, console)
     if remembered is not None:
         check_dataset_servers(remembered, overwrite=overwrite)
@@ -75,24 +274,13 @@ def convert(
             console.note(f"{spec}: {fault.pointer}: {fault.code.value}: {fault.message}\n  {fault.remedy}")
         rejects = out.with_name(f"{out.name}.rejects.jsonl")
         if conversion.faults and not (keep_going and conversion.tasks):
-            _refuse(conversion, spec, console, as_json=as_json)
+            _refuse(conversion, spec, console)
         if not conversion.tasks:
             raise UserError("the spec holds no task", where=str(spec), remedy="nothing was written")
-        write_servers(remembered)
-        counts = DatasetCounts()
-        write_jsonl(out, counts.passed(conversion.tasks))
+        counts = _write_file(out, conversion, remembered)
         if conversion.faults:
             write_jsonl(rejects, conversion.rejects)
     _report(conversion, counts, console, out=out, rejects=rejects if conversion.faults else None)
-
-
-def _tools(servers: str) -> ToolsConfig:
-    from mcpagent.tools.setup import note_named
-
-    if servers == _BUILTIN:
-        return ToolsConfig(builtin=BUILTIN_NAMES, limited=False)
-    note_named(Path(servers))
-    return ToolsConfig(servers=servers)
 
 
 def _remembered(tools: ToolsConfig | None, out: Path, console: Console) -> DatasetServers | None:
@@ -119,7 +307,7 @@ def _converted(spec: Path, tools: ToolsConfig | None, console: Console, *, execu
         return convert_spec(spec, catalog=catalog, execute=lambda task: opened.io.run(grounded(task, cache)))
 
 
-def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bool) -> None:
+def _refuse(conversion: Conversion, spec: Path, console: Console) -> None:
     faults, bad, good = conversion.faults, len(conversion.rejects), len(conversion.tasks)
     error = UserError(
         f"{counted(len(faults), 'fault')} in {bad} of {counted(bad + good, 'task')}; nothing was written",
@@ -127,7 +315,7 @@ def _refuse(conversion: Conversion, spec: Path, console: Console, *, as_json: bo
         remedy="fix them"
         + (", or add --keep-going to write the others and a file of rejects" if good else ""),
     )
-    if as_json:
+    if console.is_json:
         console.print_json({**error.as_json(), "faults": faults})
     console.complain(str(error))
     raise typer.Exit(UserError.exit_code)

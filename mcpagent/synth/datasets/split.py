@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -67,12 +67,12 @@ def split_dataset(
     splits = [split for split in SPLITS if _share(shares, split) > 0]
     check_output(out, splits=splits, overwrite=overwrite)
     servers = carry_servers(path, out, overwrite=overwrite)
-    common = _common_texts(path) if group_by == "entity" else set()
+    common = common_texts(read_tasks(path)) if group_by == "entity" else set()
     groups = largest = 0
     if drop_crossing:
         assigned = _by_each_entity(path, common, shares, seed)
     else:
-        group_of = groups_by(_keys(task, group_by, common) for task in read_tasks(path))
+        group_of = groups_by(group_keys(task, group_by, common) for task in read_tasks(path))
         sizes = np.bincount(group_of)
         groups, largest = int(np.count_nonzero(sizes)), int(sizes.max())
         _check_sizes(groups, largest, len(group_of), shares, path)
@@ -95,16 +95,19 @@ def _share(shares: SplitShares, split: str) -> float:
     return {"heldout": shares.heldout, "validation": shares.validation, "train": rest}[split]
 
 
-def _common_texts(path: Path) -> set[int]:
+def common_texts(tasks: Iterable[Task]) -> set[int]:
+    """Return the digests of texts that so many tasks name that they are not about them."""
     records = 0
     counts: Counter[int] = Counter()
-    for task in read_tasks(path):
+    for task in tasks:
         records += 1
         counts.update(text_digest(entity) for entity in task_entities(task))
     return {key for key, count in counts.items() if count > max(_FEW, _COMMON * records)}
 
 
-def _keys(task: Task, group_by: GroupBy, common: set[int]) -> list[int]:
+def group_keys(task: Task, group_by: GroupBy, common: set[int]) -> list[int]:
+    """Return the digests of what a task must not have in common with one of another split: the things that it
+    names, those of `common` apart, or if there are none its plan."""
     if group_by == "plan":
         return [text_digest(plan_signature(task))]
     keys = {text_digest(entity) for entity in task_entities(task)} - common
@@ -122,7 +125,7 @@ def _check_sizes(groups: int, largest: int, records: int, shares: SplitShares, p
 
 def _by_each_entity(path: Path, common: set[int], shares: SplitShares, seed: int) -> Iterator[str | None]:
     for task in read_tasks(path):
-        splits = {shares.split_of(key, seed=seed) for key in _keys(task, "entity", common)}
+        splits = {shares.split_of(key, seed=seed) for key in group_keys(task, "entity", common)}
         yield splits.pop() if len(splits) == 1 else None
 
 

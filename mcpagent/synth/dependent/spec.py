@@ -147,9 +147,10 @@ def _scenarios(path: Path) -> list[Any]:
     scenarios = document.get(_KEY) if isinstance(document, dict) else None
     if not isinstance(scenarios, list):
         raise UserError(
-            f'is not a dependent spec: it must be an object with "{_KEY}", a list of scenarios',
+            "holds neither chats nor a dependent spec",
             where=str(path),
-            remedy='{"dependent_dataset": [{"scenario": ..., "turns": ..., "tasks": [...]}]}',
+            remedy='chats are rows such as {"messages": [{"role": "user", "content": ...}, ...]}; a spec is '
+            f'{{"{_KEY}": [{{"scenario": ..., "turns": ..., "tasks": [...]}}]}}',
         )
     if not scenarios:
         raise UserError("the spec holds no scenario", where=f"{path}: /{_KEY}", remedy="add one")

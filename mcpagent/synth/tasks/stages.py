@@ -23,6 +23,11 @@ class RejectCode(StrEnum):
     LIMITS = "limits"  # the plan does not fit into the limits or the turns of the episode
     ANSWER_IN_PROMPT = "answer_in_prompt"  # the question says what is asked for
     DUPLICATE_ID = "duplicate_id"  # the task_id of an earlier record
+    # Of a chat
+    NO_CALL = "no_call"  # nothing is called, or a result has no call
+    NOT_TEXT = "not_text"  # the user sent an image or a file
+    SECRET = "secret"  # a call takes what must not be in a dataset
+    MAY_WRITE = "may_write"  # a call may change something that would stay changed
     # As it runs
     SETUP_FAILED = "setup_failed"  # the initial state could not be made
     STEP_FAILED = "step_failed"  # a call of the plan did not succeed

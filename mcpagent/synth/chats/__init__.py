@@ -1,0 +1,1 @@
+"""Chats of people with an agent, as tasks on live servers."""
