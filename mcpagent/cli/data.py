@@ -1,4 +1,4 @@
-"""`mcpagent data`: validate a dataset, count what is in it, divide, thin out or restate it, look at it."""
+"""`mcpagent data`: validate a dataset, count, divide, thin out, restate or export it, look at it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mcpagent.cli.options import (
     group_app,
     out_file,
     refuse_existing,
+    task_file,
 )
 from mcpagent.cli.results import stage_rows
 from mcpagent.console import Block, Console, Facts, Table, counted
@@ -265,6 +266,50 @@ def show(
     console.print_blocks(task_record(task), render_task(task))
 
 
+def export(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A dataset (a file; of a folder its training tasks), a file of trajectories, or a run.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=out_file("rows.jsonl"),
+            help="The rows: .jsonl or .json, also .gz and .zst; .parquet with `datasets`; or a folder.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(callback=task_file, help="Of trajectories: the tasks that they are attempts at."),
+    ] = None,
+    *,
+    options: ConfigOptions,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Write conversational rows (`messages`, `tools`) as TRL, Unsloth and axolotl read them.
+
+    Of a dataset the gold plans are played on the real servers; of a run or of trajectories the successes are
+    taken, each conversation once.
+
+    Example: mcpagent data export data/mine --out rows.jsonl
+
+    Example: mcpagent data export outputs/mine --out rows.parquet
+    """
+    from mcpagent.run.rows import export_rows, row_source
+
+    console = Console(is_json=as_json)
+    refuse_existing(out, overwrite=overwrite)
+    found = row_source(source, data)
+    done = export_rows(found, out, options.config(console, data=found.tasks), console)
+    of = f"{counted(done.rows, 'row')} of {counted(done.episodes, 'episode')} in {out}"
+    console.print_blocks(done, [of, *(f"  left out: {why}: {n}" for why, n in done.left_out.most_common())])
+
+
 def _tools(file: Path, servers: Path | None, settings: list[str] | None, console: Console) -> ToolsConfig:
     """Return the servers of a file's tasks: those named, else those that its folder remembers, else the
     built-in ones."""
@@ -337,5 +382,6 @@ app = group_app(
         "restate": restate,
         "show": show,
         "samples": samples,
+        "export": export,
     },
 )
