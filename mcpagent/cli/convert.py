@@ -30,6 +30,7 @@ from mcpagent.storage.datasets import write_jsonl
 from mcpagent.storage.locks import locked_file, locked_folder
 
 if TYPE_CHECKING:
+    from mcpagent.synth.chats.answer import AnswerWriter
     from mcpagent.synth.chats.convert import ChatConversion
     from mcpagent.synth.datasets.describe import DatasetCounts
     from mcpagent.synth.dependent.convert import Conversion
@@ -149,7 +150,7 @@ def _convert_chats(
         else:
             refuse_existing(out, overwrite=overwrite)
         check_dataset_servers(remembered, overwrite=overwrite)
-        conversion = _converted_chats(source, folder, config, model, console)
+        conversion, writer = _converted_chats(source, config, model, console)
         if not conversion.tasks:
             console.show_blocks(_left_out(conversion))
             raise UserError(
@@ -178,6 +179,7 @@ def _convert_chats(
         "rejects_path": str(rejects) if conversion.left_out else None,
         "left_out": conversion.left_out,
         "graded_by": conversion.graded_by(),
+        **({} if writer is None else {"answers": dict(writer.outcomes)}),
     }
     console.print_blocks(document, _made(document, conversion))
 
@@ -195,8 +197,8 @@ def _write_file(
 
 
 def _converted_chats(
-    source: Path, folder: Path, config: TrainConfig, model: str | None, console: Console
-) -> ChatConversion:
+    source: Path, config: TrainConfig, model: str | None, console: Console
+) -> tuple[ChatConversion, AnswerWriter | None]:
     from mcpagent.synth.chats.answer import AnswerWriter, prompts
     from mcpagent.synth.chats.convert import convert_chats
     from mcpagent.tools.setup import open_tools
@@ -218,9 +220,10 @@ def _converted_chats(
                     on_note=console.note,
                 )
             )
-            writer = AnswerWriter(client=asked.client)
+            writer = AnswerWriter(asked.client)
+            console.note(f"{model} is sent the questions, calls and results, secrets replaced by their names")
         advance = stack.enter_context(console.progress("Chats"))
-        return opened.io.run(
+        conversion = opened.io.run(
             convert_chats(
                 source,
                 opened.pool,
@@ -229,6 +232,7 @@ def _converted_chats(
                 on_progress=lambda rows, kept: advance(rows, note=counted(kept, "task")),
             )
         )
+        return conversion, writer
 
 
 def _left_out(conversion: ChatConversion) -> Iterator[Block]:
@@ -245,6 +249,8 @@ def _made(document: Mapping[str, Any], conversion: ChatConversion) -> Iterator[B
         count = document["by_split"].get(split, document["records"])
         yield f"{counted(count, 'task')} in {path}"
     yield "graded by " + ", ".join(f"{how} {n}" for how, n in document["graded_by"].items())
+    if "answers" in document:
+        yield "answers of the model: " + ", ".join(f"{what} {n}" for what, n in document["answers"].items())
     if document["rejects_path"]:
         yield f"{counted(document['rejected'], 'row')} left out, each with why in {document['rejects_path']}"
     yield f"next: mcpagent env check --data {shlex.quote(document['path'])}"

@@ -12,6 +12,7 @@ import pytest
 from mcpagent.core.tasks import Task
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.synth.chats.read import Chat, holds_chats, read_chats
+from tests.llm.service import API_KEY, Answer, Received, says, service
 from tests.running import ROOT, mcpagent, refused
 from tests.synth.chats.chats import ALL, SECRET
 from tests.synth.chats.servers import TOOLS
@@ -217,3 +218,50 @@ def test_nothing_is_written_if_no_row_becomes_a_task(tmp_path: Path) -> None:
     done = mcpagent("convert", chats, "--servers", tmp_path / "mcp.json", "--out", "x", cwd=tmp_path)
     assert done.returncode == 2 and "none of 3 rows became a task" in done.stderr
     assert "get_weather" in done.stdout and not (tmp_path / "x").exists()
+
+
+def test_a_model_names_the_answer_and_a_result_has_to_show_it(tmp_path: Path) -> None:
+    write_servers(tmp_path)
+    named = {
+        "one call": {"type": "number", "value": "211", "unit": ""},  # pages of the first book
+        "chain": {"type": "name", "value": '"Beyond Brook"', "unit": ""},  # of the second step
+        "at once": {"type": "number", "value": "9999", "unit": ""},  # no result has it
+        "refused": {"type": "none", "value": "", "unit": ""},
+        "stale": {"type": "none", "value": "", "unit": ""},
+    }
+    kept = [(row, what) for row, what in ALL[:20] if what.name in named]
+
+    def answers(received: Received) -> Answer:
+        said = received.messages[1]["content"]
+        name = next(what.name for _, what in kept if str(what.turns[0]) in said)
+        return says(received, json.dumps({"reason": "it says so", **named[name]}))
+
+    file = write_rows(tmp_path / "chats.jsonl", [row for row, _ in kept])
+    with service(answers) as model:
+        words = (
+            "--servers",
+            tmp_path / "mcp.json",
+            "--model",
+            "scripted",
+            "--set",
+            f"api.base_url={model.url}",
+        )
+        out = tmp_path / "all.jsonl"
+        done = mcpagent("convert", file, *words, "--out", out, cwd=tmp_path, env={"OPENAI_API_KEY": API_KEY})
+    assert done.returncode == 0, done.stderr
+    assert "answers of the model: " in done.stdout and "not_shown 1" in done.stdout
+    tasks = {kept[task.extra_info["line"] - 1][1].name: task for task in read_tasks(out)}
+    assert set(tasks) == set(named)
+    answer = tasks["one call"].truth.final_answer
+    assert answer is not None and (answer.type, answer.value) == ("number", 211)
+    assert tasks["one call"].truth.answer_line and tasks["one call"].truth.evidence[0].value == 211
+    look_up, step = tasks["chain"].truth.tool_sequence
+    assert (look_up.model_extra, step.model_extra) == ({"optional": True}, {})
+    for name in ("at once", "refused"):
+        task = tasks[name]
+        assert task.reward_spec.method == "rule+judge" and task.truth.final_answer is None
+        assert task.truth.reference_answer
+    # The last message of a log whose results are others today is nothing to hold an answer against.
+    assert tasks["stale"].reward_spec.method == "rule"
+    done = mcpagent("data", "validate", out, "--execute", cwd=tmp_path)
+    assert "5 of 5 records are valid" in done.stdout, done.stderr
