@@ -86,7 +86,7 @@ async def prove(
 ) -> JsonObject:
     """Return the verdicts on a task that ran as `run`. `sources` are the steps that the final answer is made
     from; None if that is not known, and is looked for in the results. Raises RejectedTask."""
-    await _repeats(task, run, cache)
+    await _repeats(task, run, cache, sources)
     await _is_unknown(task, run, cache)
     failing = await _fails_first(task, cache)
     _gold_scores_one(task, run, failing, cache)
@@ -105,17 +105,26 @@ async def prove(
     }
 
 
-async def _repeats(task: Task, run: GoldRun, cache: CallCache) -> None:
-    first = run.answers(cache.is_read_only)
+async def _repeats(task: Task, run: GoldRun, cache: CallCache, sources: Collection[int] | None) -> None:
+    """What the plan, the answer and the evidence take from results is there a second time. What they do not
+    take may differ: the number of a request, the time, the receipt of a change."""
     again = await replay(cache, task, generation=1)
-    for number, (one, other) in enumerate(zip(first, again.answers(cache.is_read_only), strict=True), 1):
-        if one != other:
-            detail = f"call {number}: {str(one)[:100]} and then {str(other)[:100]}"
+    truth = task.truth
+    taken = set[int]().union(*map(depends_on, truth.tool_sequence))
+    if truth.final_answer is not None and not truth.evidence:
+        taken |= {step.step for step in truth.tool_sequence} if sources is None else set(sources)
+    for (step, call, one), (_, _, other) in zip(run.calls, again.calls, strict=True):
+        is_read = step.step in taken and cache.is_read_only(call.server, call.tool)
+        if is_read and result_value(one) != result_value(other):
+            detail = f"step {step.step}: {one.content[:100]} and then {other.content[:100]}"
             raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
     for server, check, result, was in state_readings(task.truth, again.state, again.before) or ():
         if not state_holds(check, result, again.results, was):
             detail = f"the end state of {server} is not reached again: {result.content[:200]}"
             raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
+    answer = right_message(task, run.results)
+    if _terms(task, run, answer, cache)["success"] == 1.0 != _terms(task, again, answer, cache)["success"]:
+        raise RejectedTask(RejectCode.NOT_REPEATABLE, f"the plan, played again, is not worth {answer!r}")
 
 
 async def _is_unknown(task: Task, run: GoldRun, cache: CallCache) -> None:

@@ -133,10 +133,11 @@ def build_task(
 ) -> Task:
     """Return the record of a question that offers `tools`; what is known of it goes into `extra_info`. The
     system message begins with the texts of the `introduction`. It asks for an answer line, and the question
-    states its form, unless the answer is checked as only datasets of others do."""
+    states its form, unless `truth` says that it has no `answer_line`, or the answer is checked as only
+    datasets of others do."""
     kind = (truth.get("final_answer") or {}).get("type", "none")
-    answer_line = kind == "none" or kind in STATED_TYPES
-    truth = {**truth, **({"answer_line": True} if answer_line else {})}
+    answer_line = truth.get("answer_line", kind == "none" or kind in STATED_TYPES)
+    truth = {**truth, "answer_line": True} if answer_line else truth
     if "user_turns" in truth:
         truth = {**truth, "user_turns": [without_marks(str(text)) for text in truth["user_turns"]]}
     offered = system_message(tools, answer_line=answer_line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +13,14 @@ from typing import Any
 from mcpagent.core.placeholders import (
     reference_texts,
     resolve_references,
-    result_value,
     shown_value,
 )
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanStep, StateCall, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
-from mcpagent.core.trajectory import RewardTerm, StopReason
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, grade, state_checks
-from mcpagent.reward.rule import total_reward
+from mcpagent.core.trajectory import StopReason
+from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
+from mcpagent.reward.rule import grade_by_rule, total_reward
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
 from mcpagent.tools.catalog import near_match
 from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
@@ -179,14 +178,6 @@ class GoldRun:
     state: tuple[ToolResult, ...]
     before: tuple[ToolResult, ...] = ()  # the state before the first call, if a check compares with it
 
-    def answers(self, is_read_only: Callable[[str, str], bool]) -> list[Any]:
-        """Return what a repetition has to give again: everything that references see of what was read. The
-        receipt of a change (an id, a time) may differ."""
-        return [
-            result_value(result) if is_read_only(call.server, call.tool) else "done"
-            for _, call, result in self.calls
-        ]
-
 
 async def run_plan(session: SynthSession, task: Task, *, without: Collection[int] = ()) -> GoldRun:
     """Set the state up, and for each user turn make its gold calls, those of the steps in `without` apart,
@@ -302,6 +293,7 @@ def gold_record(
 
 
 def score(task: Task, record: EpisodeRecord) -> dict[str, float | None]:
-    """Return the terms of an episode by name, and its `reward`."""
-    terms: tuple[RewardTerm, ...] = grade(task, record)
+    """Return the terms of an episode by name, and its `reward`, by the rule: of a task that a judge grades as
+    well it says what can be proven."""
+    terms = grade_by_rule(task, record)
     return {**{term.name: term.value for term in terms}, "reward": total_reward(terms)}
