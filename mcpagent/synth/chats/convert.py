@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
+from mcpagent.core.answer_line import without_form
+from mcpagent.core.placeholders import reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import RewardSpec, Task
 from mcpagent.storage.datasets import DiskList, text_digest
@@ -183,14 +185,14 @@ class _Maker:
             "tool_sequence": plan,
             "user_turns": list(chat.users[1:]),
             **({"state": state} if state else {}),
-            **({} if answer is None else answer.truth),
+            **({"answer_line": False} if answer is None else answer.truth),
         }
-        if chat.said and all(call.is_as_logged for call in calls):
-            truth["reference_answer"] = chat.said
-        catalog = self._offer.catalog
+        said = chat.said or ""
+        if said and not reference_texts(said) and all(call.still_shows(said) for call in calls):
+            truth["reference_answer"] = said
         return build_task(
-            self._offer if answer is None else ToolSelection(catalog=catalog, answer_line=True),
-            catalog,
+            self._offer,
+            self._offer.catalog,
             truth,
             chat.users[0],
             introduction=chat.system,
@@ -204,7 +206,10 @@ class _Maker:
 def placed(tasks: Sequence[Task]) -> Iterator[tuple[str, Task]]:
     """Yield each task with its split: what one conversation or one thing is about stays together."""
     common = common_texts(tasks)
-    keys = ([*group_keys(task, "entity", common), text_digest(task.prompt[-1].content)] for task in tasks)
+    keys = (
+        [*group_keys(task, "entity", common), text_digest(without_form(task.prompt[-1].content))]
+        for task in tasks
+    )
     group_of = groups_by(keys)
     split_of = _SHARES.assign(dict.fromkeys(group_of), seed=0, least=dict.fromkeys(SPLITS, 1))
     for group, task in zip(group_of, tasks, strict=True):

@@ -15,6 +15,7 @@ from mcpagent.core.values import scalars
 from mcpagent.synth.chats.read import LoggedCall
 from mcpagent.synth.explore.effects import check_of, covering
 from mcpagent.synth.explore.graph import Fact
+from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
 from mcpagent.tools.catalog import near_match
@@ -30,11 +31,13 @@ class MadeCall:
     spec: ToolSpec
     result: ToolResult
 
-    @property
-    def is_as_logged(self) -> bool:
-        """Whether the result is not known to be another than that of the log."""
-        logged = self.logged.result
-        return logged is None or text_value(logged) == shown_value(self.result)
+    def still_shows(self, said: str) -> bool:
+        """Return whether what `said` tells of the result in the log stands in that of today too."""
+        if self.logged.result is None:
+            return True
+        then, now = text_value(self.logged.result), shown_value(self.result)
+        told = (leaf for leaf in scalars(then) if stands_in(leaf, said))
+        return then == now or (then.keys() != {"text"} and set(map(str, told)) <= set(map(str, scalars(now))))
 
 
 class Player:

@@ -198,7 +198,7 @@ class _Transcript:
                 self._assistant(message, text, blocks, number)
             case "call":
                 made = message if "name" in message else _decoded(text.encode())
-                self._call_all(made if is_json_array(made) else [made], number)
+                self._call_all(_listed(made) or [made], number)
             case _:
                 self._result(text, message.get("tool_call_id") or message.get("call_id"), number)
 
@@ -217,8 +217,7 @@ class _Transcript:
         self.is_answered, self.said = False, None
 
     def _assistant(self, message: JsonObject, text: str, blocks: list[JsonObject], number: int) -> None:
-        made = list(message.get("tool_calls") or ())
-        made += [message["function_call"]] if message.get("function_call") else []
+        made = [*_listed(message.get("tool_calls")), *_listed(message.get("function_call"))]
         made += [block for block in blocks if block.get("type") == "tool_use"]
         if not made and ("<tool_call>" in text or "<think>" in text):
             parsed = parse_action(text, tool_format="hermes")
@@ -274,6 +273,10 @@ class _Transcript:
         # With calls in tags the system message is the text that teaches them.
         system = () if self.has_tags else tuple(filter(None, self.system))
         return Chat(users=tuple(users), calls=tuple(self.calls), said=self.said, system=system)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if is_json_array(value) else [value] if value else []
 
 
 def _parts(content: Any, number: int) -> tuple[str, list[JsonObject]]:

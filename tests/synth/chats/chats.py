@@ -51,7 +51,7 @@ def rows(variant: int) -> Iterator[Row]:
     bare = [last._replace(result=None)]
     yield Row("no results", [f"What is {others[0]} called?", bare, said("A book.")], "the calls")
     stale = [lost._replace(result={**lost.result, "pages": 1})]
-    yield Row("stale", [f"Pages of {others[1]}?", stale, said("One page.")], "the calls")
+    yield Row("stale", [f"Pages of {others[1]}?", stale, said("It has 1 page.")], "the calls")
     title = f"return {numbers[1]}"
     added = Call("add_todo", {"title": title}, {"added": title})
     yield Row("a change", [f"Remind me to {title}", [added], said("Done.")], "the state")
@@ -70,15 +70,24 @@ def rows(variant: int) -> Iterator[Row]:
     yield Row("orphan", [f"Of {other}?", {"orphan": "[]"}, said("None.")], "no_call")
     gone = Call("get_book", {"number": f"Z-{variant}"}, {"title": "Sold"})
     yield Row("fails today", [f"Title of Z-{variant}?", [gone], said("Sold.")], "step_failed")
-    yield Row("image", [{"image": f"Whose cover is {variant}?"}, [book], said("Hers.")], "not_text")
     keyed = Call("search_books", {"author": SECRET}, {"numbers": []})
     yield Row("needs a secret", ["What have I?", [keyed], said("Nothing.")], "secret")
     mail = Call("send_mail", {"to": author, "text": "hi"}, {"sent": True})
     yield Row("may write", [f"Greet {author}", [mail], said("Sent.")], "may_write")
-    yield Row("no call", [f"Do you like {author}?", said("Very much.")], "no_call")
+    if variant:
+        yield Row("no call", [f"Do you like {author}?", said("Very much.")], "no_call")
+    else:
+        yield Row("unanswered", [f"Do you like {author}?"], "schema")
     yield Row("unfit", [f"And {others[2]}?", [unfit], said("No idea.")], "invalid_arguments")
     yield Row("again", [asked, [book], said("As before.")], "duplicate")
-    yield Row("no object", ["Look it up", [Call("get_book", "[1", "{}")], said("No.")], "schema")
+    shelf = Call("find_shelf", {"number": numbers[2]}, {"request": 7, "shelf": f"S{numbers[2][2:]}"})
+    yield Row(
+        "new every time", [f"Where is {numbers[2]}?", [shelf], said(shelf.result["shelf"])], "the calls"
+    )
+    if variant == 1:
+        yield Row("no object", ["Look it up", [Call("get_book", "[1", "{}")], said("No.")], "schema")
+    else:
+        yield Row("image", [{"image": f"Whose cover is {variant}?"}, [book], said("Hers.")], "not_text")
 
 
 def _text(value: Any) -> str:

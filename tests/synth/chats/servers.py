@@ -2,6 +2,7 @@
 down in the file LEDGER. The library only reads, the to-do list has a state, the desk says nothing of what its
 tools do."""
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ TOOLS = {
     "library": [
         tool("search_books", "The books of an author", reads=True, author="string"),
         tool("get_book", "One book by its number", reads=True, number="string"),
+        tool("find_shelf", "Where a book stands", reads=True, number="string"),
     ],
     "todo": [
         tool("list_todos", "Everything to do", reads=True),
@@ -33,6 +35,7 @@ TOOLS = {
     ],
 }
 TODOS = ["water the plants"]
+REQUESTS = itertools.count(1000)
 
 
 def answer(name: str, given: dict[str, Any]) -> Any:
@@ -43,6 +46,8 @@ def answer(name: str, given: dict[str, Any]) -> Any:
             return {"numbers": found} if found else None
         case "get_book":
             return BOOKS.get(given["number"])
+        case "find_shelf":
+            return {"request": next(REQUESTS), "shelf": f"S{given['number'][2:]}"}
         case "list_todos":
             return {"todos": TODOS}
         case "add_todo":

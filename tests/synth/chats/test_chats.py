@@ -1,10 +1,15 @@
 """`mcpagent convert` on chats: what becomes of each row of a file of sixty."""
 
+import copy
+import functools
 import gzip
 import json
+import operator
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +17,7 @@ import pytest
 from mcpagent.core.tasks import Task
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.synth.chats.read import Chat, holds_chats, read_chats
+from mcpagent.synth.tasks.stages import Rejection
 from tests.llm.service import API_KEY, Answer, Received, says, service
 from tests.running import ROOT, mcpagent, refused
 from tests.synth.chats.chats import ALL, SECRET
@@ -76,7 +82,7 @@ def test_every_row_is_a_task_or_is_in_the_table_with_its_line_and_the_reason(wor
     expected = {n: "task" if row.fate in graded else row.fate for n, (_, row) in enumerate(ALL, start=1)}
     assert fates == expected
     assert set(left_out) | set(world.tasks) == set(range(1, 61)) and not set(left_out) & set(world.tasks)
-    assert world.document["rows"] == 60 and world.document["records"] == 30
+    assert world.document["rows"] == 60 and world.document["records"] == 33
     assert world.document["graded_by"] == Counter(row.fate for _, row in ALL if row.fate in graded)
     rows = [json.loads(line) for line in Path(world.document["rejects_path"]).read_text().splitlines()]
     assert rows == world.document["left_out"] and all(row["why"] for row in rows)
@@ -108,7 +114,12 @@ def test_a_call_that_failed_then_as_now_is_no_step(world: World) -> None:
 
 def test_the_message_of_a_log_whose_results_are_others_today_is_not_kept(world: World) -> None:
     assert all(task.truth.reference_answer is None for task in world.of("stale"))
-    assert all(task.truth.reference_answer for task in (*world.of("no results"), *world.of("one call")))
+    for name in (
+        "no results",
+        "one call",
+        "new every time",
+    ):  # which tells nothing of the number of the request
+        assert all(task.truth.reference_answer for task in world.of(name))
 
 
 def test_a_change_is_graded_by_what_it_leads_to(world: World) -> None:
@@ -121,13 +132,16 @@ def test_a_change_is_graded_by_what_it_leads_to(world: World) -> None:
 
 def test_no_tool_that_may_write_is_called_on_a_server_that_keeps_what_is_written(world: World) -> None:
     called = set((world.folder / "ledger").read_text().split())
-    assert called == {"library.search_books", "library.get_book", "todo.list_todos", "todo.add_todo"}
+    assert called == {"library.search_books", "library.get_book", "library.find_shelf"} | {
+        "todo.list_todos",
+        "todo.add_todo",
+    }
 
 
 def test_without_its_own_state_nothing_of_a_log_is_written(world: World, tmp_path: Path) -> None:
     write_servers(tmp_path)
     document = convert(tmp_path, world.file)
-    assert document["rejects"]["may_write"] == 6 and document["records"] == 27
+    assert document["rejects"]["may_write"] == 6 and document["records"] == 30
     assert not any("add" in call or "mail" in call for call in (tmp_path / "ledger").read_text().split())
     why = next(row["why"] for row in document["left_out"] if row["code"] == "may_write")
     assert "--read-only todo.add_todo" in why and "--set tools.isolation.todo=episode" in why
@@ -183,6 +197,46 @@ def test_a_file_is_read_in_each_form_that_chats_are_kept_in(tmp_path: Path, form
     assert holds_chats(path)
     expected = [Chat] if form in ("one chat", "pretty") else [Chat, Chat]
     assert [type(chat) for _, chat in read_chats(path)] == expected
+
+
+JUNK: list[Any] = [
+    None,
+    0,
+    1e9,
+    True,
+    "",
+    "x",
+    "{}",
+    "[1]",
+    [],
+    {},
+    [None],
+    {"a": None},
+    [[]],
+    {"type": "text"},
+]
+
+
+def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of everything in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*above, key)
+        yield from places(item, (*above, key))
+
+
+def test_whatever_stands_in_a_row_it_is_a_chat_or_left_out(tmp_path: Path) -> None:
+    rng = Random(1)
+    rows: list[Any] = []
+    for _ in range(2000):
+        row: Any = copy.deepcopy(rng.choice(ALL)[0])
+        *path, last = rng.choice(list(places(row)))
+        at = functools.reduce(operator.getitem, path, row)
+        at[last] = copy.deepcopy(rng.choice(JUNK))
+        rows.append(row)
+    outcomes = [outcome for _, outcome in read_chats(write_rows(tmp_path / "junk.jsonl", rows))]
+    kinds = Counter(type(outcome) for outcome in outcomes)
+    assert len(outcomes) == 2000 and set(kinds) == {Chat, Rejection} and min(kinds.values()) > 200
 
 
 def test_a_broken_line_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
