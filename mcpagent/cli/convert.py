@@ -104,7 +104,15 @@ def convert(
         raise UserError("--execute needs servers to run the plans on", remedy="add --servers mcp.json")
     options = ConfigOptions(servers=servers, files=files, settings=settings)
     config = None if servers is None else _config(options, read_only, console)
-    if not holds_chats(source):
+    are_chats = holds_chats(source)
+    if are_chats and (execute or keep_going):
+        raise UserError(
+            "--execute and --keep-going are for a spec: chats are always played, and the rest goes on",
+            remedy="leave them out",
+        )
+    if not are_chats:
+        if model is not None:
+            raise UserError("--model is for chats", where=str(source), remedy="leave it out")
         tools = None if config is None else config.tools
         out = out_file("train.jsonl")(out) or out
         _convert_spec(
@@ -169,6 +177,8 @@ def _convert_chats(
             paths = {"all": str(out)}
         if conversion.left_out:
             write_jsonl(rejects, conversion.left_out)
+        else:
+            rejects.unlink(missing_ok=True)  # of an earlier run
     document = {
         **counts.as_json(),
         "rows": conversion.rows,

@@ -304,8 +304,8 @@ def export(
 
     console = Console(is_json=as_json)
     refuse_existing(out, overwrite=overwrite)
-    found = row_source(source, data)
-    done = export_rows(found, out, options.config(console, data=found.tasks), console)
+    rows = row_source(source, data)
+    done = export_rows(rows, out, options.config(console, data=rows.tasks), console)
     of = f"{counted(done.rows, 'row')} of {counted(done.episodes, 'episode')} in {out}"
     console.print_blocks(done, [of, *(f"  left out: {why}: {n}" for why, n in done.left_out.most_common())])
 

@@ -144,7 +144,8 @@ class _Maker:
             return outcome if isinstance(outcome, Rejection) else outcome[0]
         task = outcome[0]
         shown = [(f"{c.spec.dotted}({json.dumps(c.logged.arguments)})", c.result.content) for c in calls]
-        answer = await self._writer.answer(chat.users, shown, chat.said, key=task.id)
+        key = f"{task.id}:{text_digest(json.dumps(shown)):x}"
+        answer = await self._writer.answer(chat.users, shown, chat.said, key=key)
         if answer is not None:
             outcome = await grounded(self._draft(line, chat, calls, state, answer), self._cache)
             if not isinstance(outcome, Rejection):

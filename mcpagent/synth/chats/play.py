@@ -4,6 +4,7 @@ made."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
 from mcpagent.tools.catalog import near_match
 
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")  # of a function, in chat APIs
+_SIGNS = re.compile(r"[\W_]+")  # which hosts and APIs put between server and tool, or leave out
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,10 @@ class Player:
 
     def __init__(self, cache: CallCache, catalog: Mapping[str, ToolSpec], own_state: Collection[str]) -> None:
         self._cache, self._catalog, self._own_state = cache, catalog, own_state
-        self._by_name: dict[str, dict[str, ToolSpec]] = {}
-        for shown, spec in catalog.items():
-            # As hosts write a tool: alone or after its server, with what an API allows in a name.
-            names = (shown, spec.name, spec.dotted, spec.qualified_name, f"mcp__{spec.qualified_name}")
-            for name in (*names, *(_NOT_IN_A_NAME.sub("_", name) for name in names)):
-                self._by_name.setdefault(name, {})[spec.dotted] = spec
+        self._by_name: dict[str, list[ToolSpec]] = {}
+        for spec in catalog.values():
+            for before in ("", spec.server, f"mcp{spec.server}"):  # as hosts write a tool
+                self._by_name.setdefault(_letters(before + spec.name), []).append(spec)
 
     async def play(self, logged: Sequence[LoggedCall]) -> tuple[list[MadeCall], dict[str, list[JsonObject]]]:
         """Return the calls that succeed, and by server the state checks that tell what they changed; none if
@@ -84,9 +83,8 @@ class Player:
         return made, _state(made, list(zip(reads, before, after, strict=True)))
 
     def _spec(self, name: str) -> ToolSpec:
-        if (shown := self._catalog.get(name)) is not None:
-            return shown
-        match list(self._by_name.get(name, {}).values()):
+        exact = [s for shown, s in self._catalog.items() if name in (shown, s.dotted, s.qualified_name)]
+        match exact or self._by_name.get(_letters(name), []):
             case [spec]:
                 return spec
             case []:
@@ -106,7 +104,7 @@ class Player:
                     RejectCode.MAY_WRITE,
                     f"{spec.dotted} does not say that it only reads, and what it writes would stay. If it "
                     f"reads: --read-only {spec.dotted}. Else each session needs its own state: "
-                    f"--set tools.isolation.{spec.server}=episode, or a workspace",
+                    f"--set {shlex.quote(f'tools.isolation.{spec.server}=episode')}, or a workspace",
                 )
             if fault := self._fault(call, spec):
                 later = [c for c, s in calls[at + 1 :] if s is spec and c.user_turn == call.user_turn]
@@ -125,6 +123,10 @@ class Player:
         likely += [(spec, {}) for spec in self._cache.specs if not spec.input_schema.get("required")]
         reads = [one for one in likely if one[0].server == server and one[0].annotations.read_only]
         return [Fact(*read) for at, read in enumerate(reads) if read not in reads[:at]]
+
+
+def _letters(name: str) -> str:
+    return _SIGNS.sub("", name.lower())
 
 
 def _is_told(call: LoggedCall, spec: ToolSpec, kept: Sequence[tuple[LoggedCall, ToolSpec]]) -> bool:

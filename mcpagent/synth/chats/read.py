@@ -27,6 +27,7 @@ from mcpagent.storage.packages import is_installed, pip_install
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask, Rejection
 
 _MESSAGES = ("messages", "conversations")  # the field of a row that holds them
+_NOT_TEXT = ("images", "audios", "videos")  # and what its text refers to
 _PARQUET = b"PAR1"
 _HEAD_BYTES = 64 << 20
 _LOOKED_AT = 100  # rows, of which one tells the shape
@@ -159,6 +160,8 @@ def _chat(row: JsonObject) -> Chat:
         messages = _decoded(messages.encode())
     if not is_json_array(messages):
         raise RejectedTask(RejectCode.SCHEMA, "has no list of messages (`messages`)")
+    if any(row.get(name) for name in _NOT_TEXT):
+        raise RejectedTask(RejectCode.NOT_TEXT, "has images, sounds or videos next to its messages")
     transcript = _Transcript()
     for number, message in enumerate(messages, start=1):
         if not is_json_object(message):

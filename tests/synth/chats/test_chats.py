@@ -147,17 +147,31 @@ def test_without_its_own_state_nothing_of_a_log_is_written(world: World, tmp_pat
     assert "--read-only todo.add_todo" in why and "--set tools.isolation.todo=episode" in why
 
 
-def test_a_tool_that_is_declared_to_read_is_called(tmp_path: Path) -> None:
+NAMES = (
+    "find_person",
+    "desk.find_person",
+    "desk__find_person",
+    "mcp__desk__find_person",
+    "mcp_desk_find_person",
+)
+
+
+def test_a_tool_that_is_declared_to_read_is_called_by_any_name_that_hosts_give_it(tmp_path: Path) -> None:
     write_servers(tmp_path)
-    call = {"name": "mcp__desk__find_person", "arguments": {"person": "Ada Brook"}}
-    messages = [
-        {"role": "user", "content": "Where does Ada Brook sit?"},
-        {"role": "assistant", "function_call": call},
-        {"role": "function", "name": "find_person", "content": '{"room": "R9"}'},
-        {"role": "assistant", "content": "In R9."},
-    ]
-    file = write_rows(tmp_path / "chats.jsonl", [messages])
-    assert convert(tmp_path, file, "--read-only", "desk.find_person", out="one.jsonl")["records"] == 1
+    rows: list[Any] = []
+    for name in (*NAMES, "desk-find-person", "desk/findPerson", "find_persons", "desk"):
+        call = {"name": name, "arguments": {"person": name}}
+        rows.append(
+            [
+                {"role": "user", "content": f"Where does {name} sit?"},
+                {"role": "assistant", "function_call": call},
+                {"role": "function", "name": name, "content": json.dumps({"room": f"R{len(name)}"})},
+                {"role": "assistant", "content": "Look."},
+            ]
+        )
+    file = write_rows(tmp_path / "chats.jsonl", rows)
+    document = convert(tmp_path, file, "--read-only", "desk.find_person", out="one.jsonl")
+    assert document["records"] == len(NAMES) + 2 and document["rejects"] == {"unknown_tool": 2}
 
 
 def test_a_secret_stands_nowhere_in_what_is_written(world: World) -> None:
