@@ -180,7 +180,9 @@ class _Transcript:
     users: list[str] = field(default_factory=list)
     calls: list[LoggedCall] = field(default_factory=list)
     ids: list[str | None] = field(default_factory=list)  # of the calls
-    said: str | None = None
+    said: list[str] = field(
+        default_factory=list
+    )  # the last words of the assistant to each message of the user
     is_answered: bool = True  # whether the assistant did anything since the user spoke
     has_tags: bool = False
 
@@ -215,9 +217,10 @@ class _Transcript:
             return
         if self.is_answered:
             self.users.append(text)
+            self.said.append("")
         else:
             self.users[-1] += f"\n{text}"
-        self.is_answered, self.said = False, None
+        self.is_answered = False
 
     def _assistant(self, message: JsonObject, text: str, blocks: list[JsonObject], number: int) -> None:
         made = [*_listed(message.get("tool_calls")), *_listed(message.get("function_call"))]
@@ -229,8 +232,8 @@ class _Transcript:
             made, text = [{"name": c.tool, "arguments": c.arguments} for c in parsed.calls], parsed.text
             self.has_tags = self.has_tags or bool(made)
         self._call_all(made, number)
-        self.said = None if made else text.strip() or None
-        self.is_answered = True
+        if self.said:
+            self.said[-1] = "" if made else text.strip()
 
     def _call_all(self, made: Iterable[Any], number: int) -> None:
         self.is_answered = True
@@ -275,7 +278,8 @@ class _Transcript:
             raise RejectedTask(RejectCode.NO_CALL, "nothing is called, so there is nothing to grade by")
         # With calls in tags the system message is the text that teaches them.
         system = () if self.has_tags else tuple(filter(None, self.system))
-        return Chat(users=tuple(users), calls=tuple(self.calls), said=self.said, system=system)
+        said = self.said[len(users) - 1] or None
+        return Chat(users=tuple(users), calls=tuple(self.calls), said=said, system=system)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -43,7 +43,8 @@ def rows(variant: int) -> Iterator[Row]:
     last, lost, torn = (Call("get_book", {"number": n}, BOOKS[n]) for n in others)
     found = Call("search_books", {"author": author}, {"numbers": numbers})
     asked = f"How many pages has {numbers[0]}?"
-    yield Row("one call", [asked, [book], said(f"{book.result['pages']} pages.")], "the calls")
+    thanked = [asked, [book], said(f"{book.result['pages']} pages."), "Thanks!"]  # to which nothing was said
+    yield Row("one call", thanked, "the calls")
     yield Row("chain", [f"Something of {author}", [found], [second], said("Read that.")], "the calls")
     yield Row("at once", [f"{numbers[0]} or {numbers[2]}?", [book, third], said("Either.")], "the calls")
     two = [f"Has {author} written?", [found], said("Three."), "The last one?", [third], said("Here.")]

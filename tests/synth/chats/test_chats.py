@@ -95,6 +95,7 @@ def test_the_first_message_is_the_prompt_and_the_calls_are_the_plan(world: World
         assert task.prompt[-1].content == f"How many pages has {step.params['number']}?"
         assert task.truth.reference_answer and task.truth.reference_answer.endswith("pages.")
         assert task.reward_spec.method == "rule" and task.truth.final_answer is None
+        assert not task.truth.user_turns, "nobody answered the thanks"
     for task in world.of("chain"):
         assert [step.tool for step in task.truth.tool_sequence] == ["search_books", "get_book"]
     for task in world.of("at once"):
