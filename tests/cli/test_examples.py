@@ -113,6 +113,14 @@ EXT = "run by tests/test_extending.py, with the files that the page makes"
 STAYS = "serves until it is stopped, on a fixed port or in a sandbox that not every machine has"
 ELSEWHERE = {
     "mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/part-1": "tests/synth/test_shards.py",
+    "mcpagent convert chats.jsonl --servers mcp.json --out data/mine": "tests/synth/chats/test_chats.py",
+    "mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --set api.max_cost=2"
+    " --out data/mine": KEY,
+    "mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --set api.max_cost=2": KEY,
+    "mcpagent data export data/mine --out rows.jsonl": "tests/run/test_rows.py",
+    "mcpagent data export outputs/mine --out rows.parquet": "tests/trl/test_rows.py",
+    "mcpagent data export gold.jsonl.zst --data data/samples/train.jsonl"
+    " --out rows.jsonl": "tests/run/test_rows.py",
     "mcpagent eval judge-check --data train.jsonl --set judge.model=gpt-5-mini --out judge-check.json": KEY,
     "inspect eval examples/bridges/inspect_eval.py -T data=data/mine -T split=heldout"
     " --model openai/gpt-5": "tests/bridges/test_inspect.py",

@@ -9,6 +9,7 @@ import pytest
 from mcpagent.core.tasks import Task
 from mcpagent.storage.datasets import read_tasks, write_jsonl
 from mcpagent.storage.packages import is_installed
+from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from tests.running import ROOT, mcpagent, refused
 
@@ -91,6 +92,15 @@ def test_of_trajectories_the_successes_are_taken_each_once(tmp_path: Path) -> No
     assert successes >= 2 * tasks and document["episodes"] == 4 * tasks
     assert document["left_out"]["the same conversation again"] == successes - document["rows"] >= tasks
     assert document["left_out"]["no success"] == 4 * tasks - successes
+    # A run knows its tasks; its evaluations, which are of held-out ones, are no rows.
+    settings = f"data:\n  train: {SAMPLES}\n"
+    run = RunFolder.create(tmp_path / "run", config_yaml=settings, manifest={})
+    write_jsonl(run.trajectories / "step-000001.jsonl", renamed)
+    write_jsonl(
+        run.trajectories / "eval_step-000001.jsonl", [renamed[0].model_copy(update={"id": "held-out"})]
+    )
+    (tmp_path / "rows.jsonl").unlink()
+    assert export(tmp_path, "run") == document
     assert "--data FILE" in refused(
         mcpagent("data", "export", "gold.jsonl", "--out", "x.jsonl", cwd=tmp_path)
     )
