@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from mcpagent.cli.options import (
     out_file,
     refuse_existing,
 )
+from mcpagent.cli.readers import YesReadOnly, with_readers
 from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
 from mcpagent.config.schema import ToolsConfig, TrainConfig
 from mcpagent.console import Block, Console, Table, counted
@@ -63,6 +65,7 @@ def convert(
         ),
     ] = None,
     read_only: ReadOnly = None,
+    yes_read_only: YesReadOnly = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -125,7 +128,15 @@ def convert(
             where=str(source),
             remedy="add --servers mcp.json (or --servers builtin)",
         )
+    if yes_read_only or (console.is_terminal and sys.stdin.isatty() and not as_json):
+        folder = out if _is_folder(out) else out.parent
+        tools = with_readers(config.tools, console, takes_guess=yes_read_only, folder=folder)
+        config = config.model_copy(update={"tools": tools})
     _convert_chats(source, out, config, model, console, overwrite=overwrite)
+
+
+def _is_folder(out: Path) -> bool:
+    return not out.suffix or out.is_dir()
 
 
 def _config(options: ConfigOptions, read_only: list[str] | None, console: Console) -> TrainConfig:
@@ -148,7 +159,7 @@ def _convert_chats(
     from mcpagent.synth.generate import check_dataset_servers, check_output, split_path, write_placed
     from mcpagent.synth.templates.pools import SPLITS
 
-    is_folder = not out.suffix or out.is_dir()
+    is_folder = _is_folder(out)
     folder = out if is_folder else out.parent
     rejects = folder / "rejects.jsonl" if is_folder else out.with_name(f"{out.name}.rejects.jsonl")
     remembered = DatasetServers.of(folder, config.tools)

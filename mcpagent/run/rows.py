@@ -148,7 +148,10 @@ def _rows(
         done.episodes += 1
         task = tasks.get(episode.task_id)
         if (why := _why_none(episode, task, is_gold=is_gold)) is None and task is not None:
-            schemas = first_schemas(catalog, task.offered_tools, discovery(config.tools), task_id=task.id)
+            searched = discovery(config.tools)
+            schemas = first_schemas(
+                catalog, task.offered_tools, searched, task_id=task.id, tool_format="auto"
+            )
             row: JsonObject = {"messages": conversation(episode), "tools": list(schemas)}
             key = text_digest(json.dumps(row, sort_keys=True))
             why = "the same conversation again" if key in seen else None

@@ -175,6 +175,14 @@ def test_a_tool_that_is_declared_to_read_is_called_by_any_name_that_hosts_give_i
     assert document["records"] == len(NAMES) + 2 and document["rejects"] == {"unknown_tool": 2}
 
 
+def test_a_tool_that_looks_safe_is_called_if_that_is_asked_for(tmp_path: Path) -> None:
+    write_servers(tmp_path)
+    call = {"name": "find_person", "arguments": {"person": "Ada"}}
+    asked = [{"role": "user", "content": "Where is Ada?"}, {"role": "assistant", "function_call": call}]
+    file = write_rows(tmp_path / "chats.jsonl", [asked])
+    assert convert(tmp_path, file, "--yes-read-only", out="one.jsonl")["records"] == 1
+
+
 def test_a_secret_stands_nowhere_in_what_is_written(world: World) -> None:
     written = [path.read_text() for path in (world.folder / "mine").iterdir() if path.is_file()]
     assert len(written) >= 4 and not any(SECRET in text for text in written)
