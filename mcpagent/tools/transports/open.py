@@ -8,13 +8,16 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
+from anyio.abc import ObjectSendStream
 from mcp import Client, MCPError
 from mcp.client import Transport
 from mcp.client.session import IncomingMessage, MessageHandlerFnT
 from mcp.server import MCPServer, Server
+from mcp.shared.message import SessionMessage
 from mcp.types import ToolListChangedNotification
+from mcp_types import REQUEST_TIMEOUT, JSONRPCRequest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from mcpagent.core.redact import SECRETS
@@ -22,11 +25,13 @@ from mcpagent.storage.atomic import without_secrets
 from mcpagent.tools.faults import ServerEnded, innermost
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.transports.http import http_streams, sse_streams
+from mcpagent.tools.transports.jsonrpc import Inbox, error_reply
 from mcpagent.tools.transports.oauth import Authorization
 from mcpagent.tools.transports.stdio import stdio_streams
 from mcpagent.tools.workspace import WorkspaceCopy
 
 _LOG_TAIL_BYTES = 1500
+_PROBE_S = 2.0
 
 
 class Launcher(Protocol):
@@ -77,25 +82,71 @@ class _Negotiation:
     """Makes clients of one server, and remembers that it speaks an older protocol.
 
     Whether it does is found out by a request of the newest protocol, to which some servers do not answer at
-    all. That costs 10 s, once.
+    all, and at which others end.
     """
 
     def __init__(self) -> None:
-        self._mode = "auto"
+        self.mode = "auto"
 
     @asynccontextmanager
     async def client(self, streams: Transport, handler: MessageHandlerFnT) -> AsyncGenerator[Client]:
         async with AsyncExitStack() as stack:
             try:
-                client = await stack.enter_async_context(
-                    Client(streams, mode=self._mode, message_handler=handler)
-                )
+                client = Client(_answered(streams), mode=self.mode, message_handler=handler)
+                await stack.enter_async_context(client)
             except BaseException:
-                self._mode = "auto"
+                self.mode = "auto"
                 raise
             if client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
-                self._mode = "legacy"
+                self.mode = "legacy"
             yield client
+
+
+@asynccontextmanager
+async def _answered(streams: Transport) -> AsyncGenerator[tuple[Any, Any]]:
+    """The streams of a server that has at most `_PROBE_S` for the probe; the SDK gives it 10 s."""
+    async with streams as (inbox, requests):
+        yield inbox, _Probing(inbox, requests)
+
+
+class _Probing(ObjectSendStream[SessionMessage]):
+    """Passes requests on, and answers the probe in place of a server that stays silent."""
+
+    def __init__(self, inbox: Inbox, requests: ObjectSendStream[SessionMessage]) -> None:
+        self._inbox = inbox
+        self._requests = requests
+
+    async def send(self, item: SessionMessage) -> None:
+        """Send the message."""
+        await self._requests.send(item)
+        message = item.message
+        if isinstance(message, JSONRPCRequest) and message.method == "server/discover":
+            silence = error_reply(message.id, REQUEST_TIMEOUT, "no answer to the probe")
+            asyncio.get_running_loop().call_later(_PROBE_S, self._inbox.put, silence)
+
+    async def aclose(self) -> None:
+        """Close the stream that is passed on to."""
+        await self._requests.aclose()
+
+
+class _EndOfOpened:
+    """Reports the end of a connection once it is open. If it never is, an exception does."""
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
+        self._is_open = self._has_ended = False
+
+    def note_end(self) -> None:
+        """Note that the server has closed its end."""
+        self._has_ended = True
+        if self._is_open:
+            self._report()
+
+    def note_open(self) -> None:
+        """Note that the connection is open; its end may have come since."""
+        self._is_open = True
+        if self._has_ended:
+            self._report()
 
 
 @dataclass(frozen=True)
@@ -117,18 +168,54 @@ class StdioLauncher:
         on_end: Callable[[ServerEnded], None],
         on_tools_changed: Callable[[], None],
     ) -> AsyncGenerator[Client]:
-        """Start the process and connect to it; it is ended on leaving."""
+        """Start the process and connect to it; it is ended on leaving.
+
+        One that ends by itself before it is connected to is started once more, and asked the older way: some
+        servers end at a first message that is not `initialize`."""
         config = self.config
         if self.workspace is not None:
             await asyncio.to_thread(self.workspace.make)
             config = self.workspace.applied(config)
         with self.log_path.open("ab") as log:
-            streams = stdio_streams(config, log_file=log, on_eof=on_eof, on_end=on_end, on_left=self.on_left)
+
+            def started() -> AbstractAsyncContextManager[Client]:
+                handler = _if_tools_changed(on_tools_changed)
+                return self._started(config, log, handler, on_eof=on_eof, on_end=on_end)
+
             try:
-                async with self._negotiation.client(streams, _if_tools_changed(on_tools_changed)) as client:
+                async with AsyncExitStack() as stack:
+                    is_probed = self._negotiation.mode == "auto"
+                    said_before = os.fstat(log.fileno()).st_size
+                    try:
+                        client = await stack.enter_async_context(started())
+                    except Exception as failure:
+                        ended = innermost(failure)
+                        if not (is_probed and isinstance(ended, ServerEnded)) or ended.is_lasting:
+                            raise
+                        self._negotiation.mode = "legacy"
+                        log.truncate(said_before)  # if it ends again, it says why again
+                        client = await stack.enter_async_context(started())
                     yield client
             finally:
                 without_secrets(self.log_path)
+
+    @asynccontextmanager
+    async def _started(
+        self,
+        config: StdioServer,
+        log: BinaryIO,
+        handler: MessageHandlerFnT,
+        *,
+        on_eof: Callable[[], None],
+        on_end: Callable[[ServerEnded], None],
+    ) -> AsyncGenerator[Client]:
+        end = _EndOfOpened(on_eof)
+        streams = stdio_streams(
+            config, log_file=log, on_eof=end.note_end, on_end=on_end, on_left=self.on_left
+        )
+        async with self._negotiation.client(streams, handler) as client:
+            end.note_open()
+            yield client
 
     def log_tail(self) -> str:
         """Return the last 1500 bytes of its stderr, without secrets."""

@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mcpagent.config.schema import ToolsConfig
+import pytest
+
+from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.tools import NONCE_META_KEY, FailureKind, ToolResult
+from mcpagent.errors import UserError
 from mcpagent.tools.pool import PoolSession, ToolPool
 from tests.tools.support import call, served_builtin, stdio_echo
-from tests.tools.wild import living, stdio_poison
+from tests.tools.wild import living, script_server, stdio_poison
 
 
 async def _pid(session: PoolSession) -> int:
@@ -134,3 +137,43 @@ async def test_an_isolated_process_lives_as_long_as_its_session() -> None:
             notes = await call(right, "write_down", note="theirs")
             assert notes.structured == {"result": ["theirs"]}
         assert living(pids) == set()
+
+
+@pytest.mark.parametrize("trait", ["0", "1", "signal", "refuse", "close"])
+async def test_a_server_that_ends_at_a_probe_is_started_again_in_the_older_way_once(
+    trait: str, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    shared = script_server("picky.py", trait, str(starts), name="shared")
+    own = script_server("picky.py", trait, str(tmp_path / "own"), name="own")
+    pool = ToolPool([shared, replace(own, isolation="episode")])
+    async with pool, pool.session() as session, pool.session() as other:
+        assert starts.read_text() == "started\n" * 2
+        for place in (session, other):
+            for name in ("shared", "own"):
+                assert (await call(place, "first", server=name)).content == "initialize"
+        # The pool's own look at the second took two; what it learned spares each session the probe.
+        assert (tmp_path / "own").read_text() == "started\n" * 4
+        assert [metrics.restarts for metrics in pool.metrics().servers] == [0, 0]
+
+
+async def test_a_server_that_ends_at_every_start_is_started_twice_and_quoted_once(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    with pytest.raises(UserError) as error:
+        async with ToolPool([script_server("picky.py", "broken", str(starts))]):
+            pass
+    assert "it ended by itself with exit code 1" in str(error.value)
+    assert str(error.value).count("no key") == 1
+    assert starts.read_text() == "started\n" * 2
+
+
+async def test_a_server_that_stays_silent_at_a_probe_is_asked_the_older_way_after_two_seconds(
+    tmp_path: Path,
+) -> None:
+    starts = tmp_path / "starts"
+    # Five seconds of a start: with the SDK's own wait of ten it would fail.
+    limits = {"picky": ServerSection(start_timeout_s=5)}
+    pool = ToolPool([script_server("picky.py", "silent", str(starts))], ToolsConfig(per_server=limits))
+    async with pool, pool.session() as session:
+        assert (await call(session, "first", server="picky")).content == "server/discover"
+    assert starts.read_text() == "started\n"
