@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from mcp import Client
-from mcp.shared.dispatcher import CallOptions
+from mcp import Client, MCPError
 from mcp.types import ListToolsResult, Tool
 from mcp_types.methods import parse_server_result
 from pydantic import ValidationError
@@ -19,7 +19,8 @@ from mcpagent.core.hidden_text import illegible_name, is_legible, over_schema_te
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolCall, ToolSpec, catalog_hash, model_names
 from mcpagent.errors import UserError
-from mcpagent.tools.faults import CallFailed
+from mcpagent.tools.faults import CallFailed, classify, fault_of
+from mcpagent.tools.questions import raw_answer
 from mcpagent.tools.wire import cut_middle
 
 
@@ -115,6 +116,8 @@ def near_match(name: str, candidates: Iterable[str]) -> str | None:
 
 
 _PAGES_MAX = 1000
+_IDLE_PAGES_MAX = 3  # in a row that bring no new tool
+_LIST_TIMEOUT_S = 20.0  # for the pages after the first, which the deadline of a start covers
 _TOTAL_CHARS = 32 * 2**20  # of a list of several pages; one page is bounded as every message is
 _NAME_CHARS = 256  # the specification has 128
 DESCRIPTION_CHARS = 20_000  # of a description, that of a tool or one within a schema
@@ -170,7 +173,7 @@ def cut_texts(spec: ToolSpec) -> tuple[ToolSpec, int]:
     description, total = shorten(spec.description)
     schemas: dict[str, Any] = {}
     for name, schema in (("input_schema", spec.input_schema), ("output_schema", spec.output_schema)):
-        if schema is not None and _size(schema) > DESCRIPTION_CHARS:
+        if schema is not None and len(json.dumps(schema, ensure_ascii=False)) > DESCRIPTION_CHARS:
             schemas[name], cut = over_schema_texts(schema, shorten)
             total += cut
     return (spec.model_copy(update={"description": description, **schemas}), total) if total else (spec, 0)
@@ -187,81 +190,140 @@ def why_too_long(spec: ToolSpec) -> str | None:
     """Return why the tool is not offered: a name or a schema that is cut is another one. None if it is."""
     if len(spec.name) > _NAME_CHARS:
         return f"its name has {len(spec.name):,} characters; it may have {_NAME_CHARS}"
-    for kind, schema in (("input", spec.input_schema), ("output", spec.output_schema)):
-        if schema is not None and (size := _size(schema)) > SCHEMA_CHARS:
-            return f"its {kind} schema has {size:,} characters; it may have {SCHEMA_CHARS:,}"
-    return None
+    size = why_schema_too_long(spec.input_schema)
+    return f"its input schema is too long: {size}" if size else None
+
+
+def why_schema_too_long(schema: JsonObject) -> str | None:
+    """Return how long the schema is and may be; None if it is within that."""
+    size = len(json.dumps(schema, ensure_ascii=False))
+    return f"it has {size:,} characters; it may have {SCHEMA_CHARS:,}" if size > SCHEMA_CHARS else None
 
 
 async def read_tool_list(client: Client) -> ToolList:
-    """Every page of the list. Raises ValueError if it is malformed as a whole."""
-    tools: dict[str, Tool] = {}
-    notes: list[str] = []
+    """Return every page of the list; of one without an end the pages that came first, with a note. Raises
+    ValueError if it is malformed as a whole."""
+    pages = _Pages()
     cursor: str | None = None
-    total = 0
-    for _ in range(_PAGES_MAX):
+    give_up_s = asyncio.get_running_loop().time() + _LIST_TIMEOUT_S
+    while True:
         try:
-            page = await client.list_tools(cursor=cursor, cache_mode="refresh")
-            offered, cursor = page.tools, page.next_cursor
-        except ValidationError:
-            # The SDK refuses a page for one bad tool; the good ones of it are still wanted.
-            offered, faults, cursor = _sorted_out(client, await _raw_page(client, cursor))
-            notes += faults
+            async with asyncio.timeout_at(None if cursor is None else give_up_s):
+                offered, faults, cursor_after = await _page(client, cursor)
+        except TimeoutError:
+            end = f"its next page did not come within {_LIST_TIMEOUT_S:g} s"
+            break
+        except MCPError as refusal:
+            fault = classify(refusal)
+            if cursor is None or not isinstance(fault, CallFailed):
+                raise
+            end = f"its next page was refused: {fault.text}"
+            break
+        pages.add(offered, faults)
+        cursor = cursor_after or None  # some write an empty one for none
+        end = None if cursor is None else pages.end_at(cursor)
+        if cursor is None or end is not None:
+            break
+    if end is not None:
+        pages.notes.append(f"its tool list is used as far as it came, {len(pages.tools)} tools: {end}")
+    version = client.server_info.version if client.server_info is not None else ""
+    return ToolList(tuple(pages.tools.values()), tuple(pages.notes), version)
+
+
+@dataclass
+class _Pages:
+    """What came of a tool list so far."""
+
+    tools: dict[str, Tool] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _cursors: set[str] = field(default_factory=set)
+    _idle: int = 0
+    _chars: int = 0
+
+    def add(self, offered: Sequence[Tool], faults: Sequence[str]) -> None:
+        """Take the tools of a page, and what is wrong with its others."""
+        twice: list[str] = []
+        known = len(self.tools)
         for tool in offered:
-            if tool.name in tools:
-                notes.append(f"tool {tool.name!r} is listed twice; its first entry is used")
+            self._chars += len(tool.model_dump_json())
+            if tool.name in self.tools:
+                twice.append(f"tool {tool.name!r} is listed twice; its first entry is used")
             else:
-                tools[tool.name] = tool
-        if cursor is None:
-            version = client.server_info.version if client.server_info is not None else ""
-            return ToolList(tuple(tools.values()), tuple(notes), version)
-        total += sum(len(tool.model_dump_json()) for tool in offered)
-        if total > _TOTAL_CHARS:
-            raise ValueError(f"its tool list has more than {_TOTAL_CHARS:,} characters")
-    raise ValueError(f"its tool list has more than {_PAGES_MAX} pages")
+                self.tools[tool.name] = tool
+        is_idle = len(self.tools) == known and bool(self._cursors)
+        self._idle = self._idle + 1 if is_idle else 0
+        # A page that comes again is one fault, which `end_at` finds.
+        self.notes += [note for note in (*faults, *(() if is_idle else twice)) if note not in self.notes]
+
+    def end_at(self, cursor: str) -> str | None:
+        """Return why the page that the cursor names is not asked for; None if it is."""
+        if cursor in self._cursors:
+            return "it gave a cursor twice"
+        self._cursors.add(cursor)
+        if self._idle == _IDLE_PAGES_MAX:
+            return f"{_IDLE_PAGES_MAX} pages in a row brought no new tool"
+        if self._chars > _TOTAL_CHARS:
+            return f"it has more than {_TOTAL_CHARS:,} characters"
+        return f"it has more than {_PAGES_MAX} pages" if len(self._cursors) == _PAGES_MAX else None
 
 
-async def _raw_page(client: Client, cursor: str | None) -> dict[str, Any]:
-    """One page as the server sent it: the SDK has no public way to a result that it does not accept."""
-    session = client.session
-    request: dict[str, Any] = {"method": _METHOD, "params": {} if cursor is None else {"cursor": cursor}}
-    options = cast("CallOptions", {})
-    session._stamp(request, options)
-    return await session._dispatcher.send_raw_request(_METHOD, request["params"], options)
+async def _page(client: Client, cursor: str | None) -> tuple[Sequence[Tool], Sequence[str], str | None]:
+    """Return the well-formed tools of a page, what is wrong with the others, and the next cursor.
+
+    The SDK refuses a page for one bad tool, and has no public way to what it does not accept."""
+    try:
+        page = await client.list_tools(cursor=cursor, cache_mode="refresh")
+    except ValidationError:
+        params = {} if cursor is None else {"cursor": cursor}
+        return _sorted_out(client, await raw_answer(client.session, _METHOD, params))
+    return page.tools, (), page.next_cursor
 
 
 def _sorted_out(client: Client, page: dict[str, Any]) -> tuple[list[Tool], list[str], str | None]:
-    """Return the well-formed tools of a page, what is wrong with the others, and the next cursor."""
     entries = page.get("tools")
-    rest = {key: value for key, value in page.items() if key != "tools"}
+    rest = {key: value for key, value in page.items() if key not in ("tools", "nextCursor")}
     if not isinstance(entries, list):
         raise ValueError(f"its tool list is malformed: 'tools' is {_kind(entries)}, not a list")
-    cursor = _parsed(client, rest, []).next_cursor  # raises what is wrong with the page itself
+    _parsed(client, rest, [])  # raises what is wrong with the page itself
     tools: list[Tool] = []
     notes: list[str] = []
     for number, entry in enumerate(entries, start=1):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        label = f"tool {name!r}" if isinstance(name, str) else f"tool number {number}"
         try:
-            tools += _parsed(client, rest, [entry]).tools
+            tools += _parsed(client, rest, [_with_schema(entry)]).tools
         except ValidationError as error:
-            name = entry.get("name") if isinstance(entry, dict) else None
-            label = f"tool {name!r}" if isinstance(name, str) else f"tool number {number}"
-            notes.append(f"{label} is malformed and left out: {_first_fault(error)}")
+            # What a tool can do without costs that alone.
+            optional = _OPTIONAL & {str(part) for fault in error.errors() for part in fault["loc"]}
+            try:
+                without = {key: value for key, value in entry.items() if key not in optional}
+                tools += _parsed(client, rest, [_with_schema(without)]).tools
+                notes.append(
+                    f"{label}: its {', '.join(sorted(optional))} cannot be used: {fault_of(error, within=2)}"
+                )
+            except (ValidationError, AttributeError):
+                notes.append(f"{label} is malformed and left out: {fault_of(error, within=2)}")
+    cursor = page.get("nextCursor")
+    if cursor is not None and not isinstance(cursor, str):
+        notes.append(f"its tool list goes on at a cursor that is {_kind(cursor)}, which is not followed")
+        cursor = None
     return tools, notes, cursor
+
+
+_OPTIONAL = {"title", "description", "outputSchema", "annotations", "icons", "execution", "_meta"}
+
+
+def _with_schema(entry: Any) -> Any:
+    """Return the entry of a tool as the specification has it; no input schema means no parameters."""
+    schema = entry.get("inputSchema") if isinstance(entry, dict) else ()
+    if schema is None or (isinstance(schema, dict) and schema.get("type") is None):
+        return {**entry, "inputSchema": {**(schema or {}), "type": "object"}}
+    return entry
 
 
 def _parsed(client: Client, rest: dict[str, Any], entries: list[Any]) -> ListToolsResult:
     result = parse_server_result(_METHOD, client.protocol_version, {**rest, "tools": entries})
     return cast("ListToolsResult", result)
-
-
-def _first_fault(error: ValidationError) -> str:
-    fault = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in fault["loc"] if part != "tools" and not isinstance(part, int))
-    return f"{where}: {fault['msg']}" if where else fault["msg"]
-
-
-def _size(schema: JsonObject) -> int:
-    return len(json.dumps(schema, ensure_ascii=False))
 
 
 def _kind(value: object) -> str:

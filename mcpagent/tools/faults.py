@@ -11,7 +11,7 @@ from mcp.types import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
-    REQUEST_TIMEOUT,
+    PARSE_ERROR,
 )
 from pydantic import ValidationError
 
@@ -25,19 +25,21 @@ from mcpagent.tools.wire import (
     OVERSIZE_RESULT,
     RESPONSE_LOST,
     RETRY_AFTER,
+    SERVER_ERROR,
     THROTTLED,
 )
 
 # How the SDK words the end of a connection; its code alone is one that servers use for errors of their own.
 _CLOSED = "Connection closed"
 _KINDS = {
-    REQUEST_TIMEOUT: FailureKind.TIMEOUT,
+    SERVER_ERROR: FailureKind.UPSTREAM,
     OVERSIZE_RESULT: FailureKind.OVERSIZE,
     MALFORMED_RESULT: FailureKind.SCHEMA,
     INVALID_PARAMS: FailureKind.INVALID_ARGUMENTS,
     INTERNAL_ERROR: FailureKind.UPSTREAM,
     FORBIDDEN: FailureKind.UPSTREAM,
 }
+_NOT_UNDERSTOOD = (PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND)
 _AUTH_ADVICE = 'look at "headers" of this server, say {"Authorization": "Bearer ${TOKEN}"}'
 
 
@@ -113,7 +115,7 @@ def classify(error: BaseException) -> CallFailed | CallLost | CallThrottled:
                 return LoginNeeded(message, data["remedy"])
             return _of_code(code, message)
         case ValidationError():
-            return CallFailed(FailureKind.SCHEMA, f"the server sent a malformed result: {flat(error)}")
+            return CallFailed(FailureKind.SCHEMA, f"the server sent a malformed result: {fault_of(error)}")
         case RecursionError() | ValueError() | TypeError():
             return CallFailed(FailureKind.INVALID_ARGUMENTS, f"the arguments cannot be sent: {flat(error)}")
         case OSError() | anyio.ClosedResourceError() | anyio.BrokenResourceError():
@@ -129,9 +131,19 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
+def fault_of(error: ValidationError, *, within: int = 0) -> str:
+    """Return which field of a document is wrong first, by its name there, and why; `within` so many names."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    # Of a union the name of the member that was tried is a part too, that of a class or a tag of ours.
+    path = ".".join(str(part) for part in fault["loc"][within:] if not str(part)[:1].isupper())
+    return f"{path}: {fault['msg']}" if path else fault["msg"]
+
+
 def flat(error: BaseException) -> str:
     """One line for an error."""
     error = innermost(error)
+    if isinstance(error, ValidationError):
+        return f"{error.title}: {fault_of(error)}"
     first_line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
@@ -179,4 +191,6 @@ def _of_code(code: int, message: str) -> CallFailed | CallLost:
         return CallFailed(FailureKind.UNKNOWN_TOOL, message)
     if code in _KINDS:
         return CallFailed(_KINDS[code], message)
-    return CallFailed(FailureKind.SCHEMA, f"the server answered with error {code}: {message}")
+    # Those of JSON-RPC say that the two do not understand each other; any other one is the server's own.
+    kind = FailureKind.SCHEMA if code in _NOT_UNDERSTOOD else FailureKind.UPSTREAM
+    return CallFailed(kind, f"the server answered with error {code}: {message}")

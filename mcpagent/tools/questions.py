@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import cast
 
 from mcp import MCPError
 from mcp.client.session import ClientSession
+from mcp.shared.dispatcher import CallOptions
 from mcp.types import (
     INVALID_REQUEST,
     CallToolRequest,
@@ -14,11 +15,21 @@ from mcp.types import (
     InputRequiredResult,
     TextContent,
 )
-from pydantic import TypeAdapter
+
+from mcpagent.core.records import JsonObject
+from mcpagent.tools.wire import readable_result
 
 _ROUNDS_MAX = 10
 _PAUSE_S = 0.02
-_ANY: Any = TypeAdapter(dict[str, Any])  # of what the SDK takes as a result there are models alone
+
+
+async def raw_answer(session: ClientSession, method: str, params: JsonObject) -> JsonObject:
+    """Return the result of a request as the server wrote it; of what the SDK itself returns there is only
+    what it accepts. Raises MCPError."""
+    request: JsonObject = {"method": method, "params": params}
+    options = cast("CallOptions", {})
+    session._stamp(request, options)
+    return await session._dispatcher.send_raw_request(method, request["params"], options)
 
 
 async def call_to_its_end(session: ClientSession, request: CallToolRequest) -> CallToolResult:
@@ -26,9 +37,10 @@ async def call_to_its_end(session: ClientSession, request: CallToolRequest) -> C
 
     Servers of older protocols ask by requests of their own, which the SDK refuses."""
     for _ in range(_ROUNDS_MAX):
-        raw = await session.send_request(request, _ANY)
+        params = request.params.model_dump(by_alias=True, mode="json", exclude_none=True)
+        raw = await raw_answer(session, request.method, params)
         if raw.get("resultType") != "input_required":
-            return CallToolResult.model_validate(raw, by_name=False)
+            return readable_result(raw)
         needed = InputRequiredResult.model_validate(raw, by_name=False)
         if needed.input_requests:
             text = "the server asks its client something before it answers, which is refused here"

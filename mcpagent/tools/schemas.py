@@ -71,6 +71,16 @@ def schema_problem(schema: JsonObject) -> str | None:
         return "it is nested too deeply"
 
 
+def usable_schema(schema: JsonObject) -> tuple[JsonObject, str | None]:
+    """Return the schema, and why values cannot be checked against it (`schema_problem`). One that can be used
+    only without its keywords that are null, which some libraries write for those that are absent, comes back
+    without them."""
+    problem = schema_problem(schema)
+    if problem is not None and schema_problem(without := _without_nulls(schema)) is None:
+        return without, None
+    return schema, problem
+
+
 def pattern_notes(schema: JsonObject) -> list[str]:
     """Return what is wrong with each pattern of the schema that is not checked."""
     notes: list[str] = []
@@ -171,6 +181,23 @@ def _first_fault(validator: Validator, value: Any) -> str | None:
 
 
 _BY_NAME = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+_DATA = ("enum", "const", "default", "examples")
+
+
+def _without_nulls(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_without_nulls(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    kept: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in ("const", "default") or (key in _DATA and value is not None):
+            kept[key] = value
+        elif key in _BY_NAME and isinstance(value, dict):
+            kept[key] = {name: {} if part is None else _without_nulls(part) for name, part in value.items()}
+        elif value is not None:
+            kept[key] = _without_nulls(value)
+    return kept
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
@@ -185,8 +212,7 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
             pending += [(value, False) for value in node.values()]
         elif isinstance(node, dict):
             yield node
-            data = ("enum", "const", "default", "examples")
-            pending += [(value, key in _BY_NAME) for key, value in node.items() if key not in data]
+            pending += [(value, key in _BY_NAME) for key, value in node.items() if key not in _DATA]
 
 
 def _without_dialects(schema: Any) -> Any:

@@ -24,13 +24,14 @@ from mcpagent.tools.catalog import (
     near_match,
     to_spec,
     why_illegible,
+    why_schema_too_long,
     why_too_long,
 )
 from mcpagent.tools.faults import CallFailed, OpenFailed
 from mcpagent.tools.languages import SqlGuard
 from mcpagent.tools.limits import CircuitBreaker, Gate
 from mcpagent.tools.metrics import CallCounts, ServerMetrics
-from mcpagent.tools.schemas import SchemaCheck, pattern_notes, schema_problem
+from mcpagent.tools.schemas import SchemaCheck, pattern_notes, usable_schema
 from mcpagent.tools.supervisor import ServerSupervisor
 from mcpagent.tools.transports.open import Launcher, MemoryLauncher, StdioLauncher
 from mcpagent.tools.wire import cut_middle
@@ -310,18 +311,22 @@ class StartedServer:
 
 
 def _with_usable_schemas(specs: Sequence[ToolSpec]) -> tuple[list[ToolSpec], list[str]]:
-    """Return the tools whose schemas values can be checked against, and notes on what is not checked."""
+    """Return the tools whose arguments can be checked, and notes on what is not checked."""
     usable: list[ToolSpec] = []
     notes: list[str] = []
     for spec in specs:
-        schemas = {"input": spec.input_schema, "output": spec.output_schema or {}}
-        problems = {kind: problem for kind, schema in schemas.items() if (problem := schema_problem(schema))}
-        for kind, problem in problems.items():
-            notes.append(f"tool {spec.dotted} is left out: its {kind} schema cannot be used: {problem}")
-        if problems:
+        taken, problem = usable_schema(spec.input_schema)
+        if problem is not None:
+            notes.append(f"tool {spec.dotted} is left out: its input schema cannot be used: {problem}")
             continue
-        usable.append(spec)
-        for kind, schema in schemas.items():
+        promised, problem = usable_schema(spec.output_schema or {})
+        problem = problem or why_schema_too_long(promised)
+        if problem is not None:
+            notes.append(f"tool {spec.dotted}: its output schema cannot be used and is dropped: {problem}")
+        unpromised = spec.output_schema is None or problem is not None
+        schemas = {"input_schema": taken, "output_schema": None if unpromised else promised}
+        usable.append(spec.model_copy(update=schemas))
+        for kind, schema in (("input", taken), ("output", {} if unpromised else promised)):
             notes += [
                 f"tool {spec.dotted}: a pattern of its {kind} schema is not checked: {note}"
                 for note in pattern_notes(schema)

@@ -181,7 +181,10 @@ class PoolSession:
         if not raw.is_error and (output := server.outputs.get(call.tool)) is not None:
             fault = output.fault(raw.structured_content)
             if fault is not None:
-                raise CallFailed(FailureKind.SCHEMA, f"the server broke its own output schema at {fault}")
+                said = f"the server broke its own output schema at {fault}"
+                if raw.structured_content is None:
+                    said = "the tool has an output schema, and the server answered without structured content"
+                raise CallFailed(FailureKind.SCHEMA, said)
         if structured is not None and (fault := wire_fault(structured)):
             raise CallFailed(FailureKind.SCHEMA, f"the structured result holds {fault}")
         # Here, before the model sees it: its tokens, the cassette and the report then say the same. And
@@ -288,9 +291,8 @@ async def _send(
     """One sending under a hard deadline. Raises CallFailed, CallLost or CallThrottled.
 
     Not the SDK's own timeout: that one starts only after the request was written, and a cancelled request
-    waits up to 5 s more. The session's `send_request`, not `Client.call_tool`: the latter compiles the tool's
-    output schema again for every client, which costs an episode's own instance more than its calls; the pool
-    validates with one compiled validator per tool.
+    waits up to 5 s more. Nor `Client.call_tool`, which refuses a result for one odd block, and compiles the
+    tool's output schema again for every client; the pool validates with one compiled validator per tool.
     """
     server.breaker.begin()
     pending.sendings += 1

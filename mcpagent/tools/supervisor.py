@@ -14,6 +14,7 @@ from typing import Any
 
 from mcp import Client, MCPError
 from mcp.types import EmptyResult, PingRequest
+from pydantic import ValidationError
 
 from mcpagent.core.hidden_text import printable
 from mcpagent.core.tools import FailureKind
@@ -421,6 +422,8 @@ class ServerSupervisor:
                 return OpenFailed(refused, permanent=True)
             case MCPError(code=code, message=lost) if code in (NOT_SENT, RESPONSE_LOST):
                 return OpenFailed(self._with_log(lost), is_away=True)
+            case ValidationError() as malformed:
+                return OpenFailed(self._with_log(f"its answer is malformed: {flat(malformed)}"))
             case inner:
                 return OpenFailed(self._with_log(flat(inner)))
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 from mcp.types import (
     AudioContent,
     BlobResourceContents,
+    CallToolResult,
     ContentBlock,
     EmbeddedResource,
     ImageContent,
@@ -22,6 +23,7 @@ from mcp.types import (
     TextContent,
     TextResourceContents,
 )
+from pydantic import TypeAdapter, ValidationError
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolResult
@@ -36,10 +38,12 @@ RESPONSE_LOST = -33004  # the request went out, its response never came: it may 
 THROTTLED = -33005  # the server takes no more calls for now, and did not take this one
 FORBIDDEN = -33006  # the server refuses our credentials
 LOGIN_NEEDED = -33007  # only a person can make the server take our calls; the data has the `remedy`
+SERVER_ERROR = -33008  # the server answered with an error whose code would be one of ours: the text has it
 HTTP_STATUS = "http_status"  # in the data of an error that an HTTP status of 4xx alone stands for
 RETRY_AFTER = "retry_after_s"  # in the data of THROTTLED, if the server says so: seconds
 META_CHARS = 4096  # of a result's `_meta`
 META_CUT_KEY = "mcpagent/cut"
+_BLOCK: TypeAdapter[ContentBlock] = TypeAdapter(ContentBlock)
 _CUT = "\n[... {} characters cut ...]\n"  # in the place of what was
 _INT_LIMIT = 10**4300  # sys.int_info.default_max_str_digits: json.loads refuses more digits
 
@@ -77,6 +81,28 @@ def clean_text(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def readable_result(raw: JsonObject) -> CallToolResult:
+    """Return the result of a call; content that is missing, and a block that cannot be read, become a
+    placeholder. Raises ValidationError if anything else is malformed."""
+    given = {key: value for key, value in raw.items() if value is not None}
+    content = given.get("content")
+    if content is None:
+        content = [] if "structuredContent" in given else [{"type": "text", "text": "[no content]"}]
+    if isinstance(content, list):
+        content = [_readable_block(block) for block in content]
+    return CallToolResult.model_validate({**given, "content": content}, by_name=False)
+
+
+def _readable_block(block: Any) -> ContentBlock:
+    try:
+        return _BLOCK.validate_python(block, by_name=False)
+    except ValidationError:
+        kind = block.get("type") if isinstance(block, dict) else None
+        return TextContent(
+            text=f"[{str(kind)[:50]} that cannot be shown]" if kind else "[unreadable content]"
+        )
 
 
 def render(blocks: Sequence[ContentBlock], structured: JsonObject | None) -> str:

@@ -18,6 +18,10 @@ from tests.tools.wild import script_server
 GOOD = {"name": "good", "inputSchema": {"type": "object"}}
 
 
+def _schema(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
 def _start(*pages: Any) -> tuple[dict[str, ToolSpec], list[str]]:
     """The offered tools, each of which is called once unless it promises a structure, and the notes."""
     notes: list[str] = []
@@ -38,14 +42,16 @@ def _start(*pages: Any) -> tuple[dict[str, ToolSpec], list[str]]:
 @pytest.mark.parametrize(
     ("bad", "note"),
     [
-        ({"name": "bad", "inputSchema": {}}, "tool 'bad' is malformed and left out: inputSchema.type"),
-        ({"name": "bad"}, "tool 'bad' is malformed and left out: inputSchema"),
+        (
+            {"name": "bad", "inputSchema": {"type": "string"}},
+            "tool 'bad' is malformed and left out: inputSchema.type",
+        ),
         ({"name": "bad", "inputSchema": []}, "tool 'bad' is malformed and left out: inputSchema"),
         ({"name": 7, "inputSchema": {"type": "object"}}, "tool number 2 is malformed and left out: name"),
         ("nonsense", "tool number 2 is malformed and left out"),
         (GOOD, "tool 'good' is listed twice; its first entry is used"),
     ],
-    ids=["no type", "no schema", "schema is a list", "name is a number", "no object", "twice"],
+    ids=["no object", "schema is a list", "name is a number", "no tool", "twice"],
 )
 def test_one_bad_tool_is_named_and_left_out_and_the_others_work(bad: Any, note: str) -> None:
     tools, notes = _start([GOOD, bad, {**GOOD, "name": "also_good"}])
@@ -55,7 +61,7 @@ def test_one_bad_tool_is_named_and_left_out_and_the_others_work(bad: Any, note: 
 
 
 def test_a_bad_tool_hides_no_later_page() -> None:
-    tools, notes = _start([{"name": "bad"}, GOOD], [{**GOOD, "name": "later"}])
+    tools, notes = _start([{"name": "bad", "inputSchema": 7}, GOOD], [{**GOOD, "name": "later"}])
     assert list(tools) == ["good", "later"]
     assert len(notes) == 1
 
@@ -113,10 +119,6 @@ def test_a_property_called_description_is_no_text() -> None:
     assert removed == 1
 
 
-def _schema(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties}
-
-
 def test_a_long_description_of_a_tool_or_a_property_is_cut_with_a_mark_that_says_how_much() -> None:
     text = "".join(f"{number:04d}" for number in range(6000))  # 24,000 characters, no two places alike
     nested = {
@@ -142,25 +144,106 @@ def test_a_long_description_of_a_tool_or_a_property_is_cut_with_a_mark_that_says
 
 
 @pytest.mark.parametrize(
-    ("which", "part"),
+    "part",
     [
-        (
-            "inputSchema",
-            {"properties": {f"property_{number}": {"type": "string"} for number in range(6_000)}},
-        ),
-        ("inputSchema", {"pattern": "a?" * 100_000}),
-        ("outputSchema", {"default": "x" * 200_000}),
+        {"properties": {f"property_{number}": {"type": "string"} for number in range(6_000)}},
+        {"pattern": "a?" * 100_000},
     ],
-    ids=["properties", "pattern", "default of an output"],
+    ids=["properties", "pattern"],
 )
-def test_a_tool_with_a_schema_past_the_limit_is_left_out_and_named(which: str, part: Any) -> None:
-    large = {**GOOD, "name": "large", which: _schema(p=part)}
+def test_a_tool_with_a_schema_past_the_limit_is_left_out_and_named(part: Any) -> None:
+    large = {**GOOD, "name": "large", "inputSchema": _schema(p=part)}
     tools, notes = _start([GOOD, large, {**GOOD, "name": "also_good"}])
     assert list(tools) == ["good", "also_good"]
-    size, kind = len(json.dumps(_schema(p=part))), which.removesuffix("Schema")
+    size = len(json.dumps(_schema(p=part)))
     assert notes == [
-        f"server 'lister': tool 'large' is left out: its {kind} schema has {size:,} characters; it may "
-        "have 200,000"
+        "server 'lister': tool 'large' is left out: its input schema is too long: it has "
+        f"{size:,} characters; it may have 200,000"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (_schema(p={"default": "x" * 200_000}), "it has 200,056 characters; it may have 200,000"),
+        ({"type": "object", "properties": {"a": {"type": "sausage"}}}, "it is not a valid JSON schema"),
+        ({"type": "object", "properties": {"a": {"$ref": "https://example.com/s"}}}, "leads to no place"),
+        ([], "outputSchema: Input should be a valid dictionary"),
+    ],
+    ids=["too long", "invalid", "a reference out of it", "a list"],
+)
+def test_an_output_schema_that_cannot_be_used_costs_its_check_alone(schema: Any, reason: str) -> None:
+    tools, (note,) = _start([{**GOOD, "outputSchema": schema}])
+    assert tools["good"].output_schema is None  # so `_start` has called it
+    assert "tool 'good'" in note or "tool lister.good" in note
+    assert "cannot be used" in note and reason in note
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"inputSchema": None},
+        {"inputSchema": {}},
+        {"inputSchema": {"type": None}},
+        {"inputSchema": {"type": "object", "required": None}},
+        {"inputSchema": {"type": "object", "properties": None}},
+        {"inputSchema": {"properties": None, "required": None, "title": None, "additionalProperties": None}},
+    ],
+    ids=json.dumps,
+)
+def test_a_tool_without_a_word_on_its_parameters_has_none(schema: dict[str, Any]) -> None:
+    tools, notes = _start([{"name": "bare", **schema}])
+    assert tools["bare"].input_schema == {"type": "object"}  # `_start` has called it
+    assert notes == []
+
+
+def test_keywords_that_are_null_are_absent_at_every_depth_and_data_stays() -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "integer", "enum": None}, "c": None}}
+    item = {"type": "string", "default": None, "enum": ["x", None], "format": None}
+    schema = _schema(a={**inner, "required": None}, many={"type": "array", "items": item, "maxItems": None})
+    tools, notes = _start([{"name": "good", "inputSchema": schema}])
+    assert tools["good"].input_schema["properties"] == {
+        "a": {"type": "object", "properties": {"b": {"type": "integer"}, "c": {}}},
+        "many": {"type": "array", "items": {"type": "string", "default": None, "enum": ["x", None]}},
+    }
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("annotations", {"readOnlyHint": "perhaps"}), ("description", 7), ("icons", "x"), ("title", [])],
+)
+def test_a_malformed_field_that_a_tool_can_do_without_costs_that_field(key: str, value: Any) -> None:
+    tools, (note,) = _start([{**GOOD, key: value}])
+    assert list(tools) == ["good"]
+    assert note.startswith(f"server 'lister': tool 'good': its {key} cannot be used: {key}")
+
+
+@pytest.mark.parametrize("trait", ["same", "same pages", "empty", "none", "circle", "counting", "refused"])
+def test_pages_that_never_end_give_the_tools_that_came(trait: str) -> None:
+    notes: list[str] = []
+
+    async def run() -> list[str]:
+        async with ToolPool([script_server("pager.py", trait)], on_note=notes.append) as pool:
+            return list(pool.tools)
+
+    tools = asyncio.run(run())
+    if trait in ("empty", "none"):  # an end, as some write it
+        assert (tools, notes) == (["t0", "t1"], [])
+        return
+    assert tools[:2] == ["t0", "t1"]
+    expected = {
+        "same": (2, "it gave a cursor twice"),
+        "same pages": (2, "3 pages in a row brought no new tool"),
+        "circle": (6, "it gave a cursor twice"),
+        "counting": (2000, "it has more than 1000 pages"),
+        "refused": (2, "its next page was refused: no such cursor"),
+    }
+    count, reason = expected[trait]
+    assert len(tools) == count
+    assert notes == [
+        f"server 'pager': its tool list is used as far as it came, {count} tools: {reason}",
     ]
 
 
@@ -181,7 +264,9 @@ def test_what_is_within_the_limits_stays_as_it_is() -> None:
     assert notes == ["tool lister.t: its description has 20,000 characters"]
 
 
-async def test_a_list_without_end_is_refused_past_a_total_size() -> None:
-    with pytest.raises(UserError, match="its tool list has more than 33,554,432 characters"):
-        async with ToolPool([script_server("lister.py", "4000000")]):
-            pass
+async def test_a_list_without_end_is_read_up_to_a_total_size() -> None:
+    notes: list[str] = []
+    async with ToolPool([script_server("lister.py", "4000000")], on_note=notes.append) as pool:
+        assert list(pool.tools) == [f"t{number}" for number in range(9)]  # 9 times 4,000,000 is past 32 MiB
+    (note,) = [note for note in notes if "as far as it came" in note]
+    assert note.endswith("9 tools: it has more than 33,554,432 characters")

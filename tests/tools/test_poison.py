@@ -25,7 +25,16 @@ TRANSPORTS = [
     ("http", "modern"),
     ("http", "modern", "sse"),
 ]
-REPAIRED = {"surrogate": "a\ufffdb", "bytes": "a\ufffd\ufffdb"}
+REPAIRED = {
+    "surrogate": "a\ufffdb",
+    "bytes": "a\ufffd\ufffdb",
+    "no content": "[no content]",
+    "unknown content": "[hologram that cannot be shown]",
+    "id as text": "a",
+    "id as another number": "a",
+    "id as text of another number": "a",
+    "null error": "a",
+}
 REFUSED = {
     "digits": FailureKind.SCHEMA,
     "nan": FailureKind.SCHEMA,
@@ -36,11 +45,16 @@ REFUSED = {
     "oversize": FailureKind.OVERSIZE,
     "oversize, id last": FailureKind.OVERSIZE,
     "cut": FailureKind.SCHEMA,
-    "no content": FailureKind.SCHEMA,
-    "unknown content": FailureKind.SCHEMA,
     "no result": FailureKind.SCHEMA,
     "a list": FailureKind.SCHEMA,
     "another version": FailureKind.SCHEMA,
+    # Codes of the server's own; by some of them this client says that it timed out, or that nothing was sent.
+    **{
+        f"error {code}": FailureKind.UPSTREAM
+        for code in (-32001, -32000, -32050, 404, *range(-33009, -33000))
+    },
+    "error -32601": FailureKind.SCHEMA,
+    "error -32602": FailureKind.INVALID_ARGUMENTS,
 }
 
 
@@ -76,7 +90,7 @@ async def test_a_server_that_answers_too_much_or_nonsense_is_named_once_for_each
 async def test_a_poisoned_response_costs_its_own_call_and_no_neighbour(transport: tuple[str, ...]) -> None:
     with _server(*transport, "badlist") as server:
         async with ToolPool([server]) as pool, pool.session() as session:
-            assert set(pool.tools) == set(TOOLS)  # what is no tool costs the list no other
+            assert set(pool.tools) == {*TOOLS, "no schema"}  # what is no tool costs the list no other
             neighbour = asyncio.create_task(_poison(session, "wait"))
             for kind, text in REPAIRED.items():
                 result = await _poison(session, "poison", kind=kind)

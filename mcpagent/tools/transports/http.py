@@ -47,6 +47,7 @@ from mcpagent.tools.transports.jsonrpc import (
     Inbox,
     Malformed,
     UnaskedTraffic,
+    as_said,
     error_reply,
     parse,
 )
@@ -281,7 +282,7 @@ async def sse_streams(
         async def pass_on() -> None:
             async for item in read:
                 if isinstance(item, SessionMessage):
-                    inbox.put(item.message)
+                    inbox.put(as_said(item.message))
             inbox.end()
 
         passing = asyncio.create_task(pass_on(), name="events of an HTTP+SSE server")

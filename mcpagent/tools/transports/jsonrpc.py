@@ -19,6 +19,8 @@ import anyio
 from anyio.abc import ObjectReceiveStream
 from mcp.shared.message import SessionMessage
 from mcp_types import (
+    CONNECTION_CLOSED,
+    REQUEST_TIMEOUT,
     ErrorData,
     JSONRPCError,
     JSONRPCMessage,
@@ -31,13 +33,28 @@ from mcp_types import (
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from mcpagent.tools.wire import clean_text, wire_fault
+from mcpagent.tools.wire import (
+    FORBIDDEN,
+    LOGIN_NEEDED,
+    MALFORMED_RESULT,
+    NOT_SENT,
+    OVERSIZE_RESULT,
+    RESPONSE_LOST,
+    SERVER_ERROR,
+    THROTTLED,
+    clean_text,
+    wire_fault,
+)
 
 # As much of the two ends of a message as `response_id` looks at.
 HEAD_BYTES, TAIL_BYTES = 1024, 512
+# By which the SDK and our transports say what they saw themselves.
+_OWN_CODES = {CONNECTION_CLOSED, REQUEST_TIMEOUT, OVERSIZE_RESULT, MALFORMED_RESULT, NOT_SENT, RESPONSE_LOST}
+_OWN_CODES |= {THROTTLED, FORBIDDEN, LOGIN_NEEDED, SERVER_ERROR}
 _BLOCKS_MAX = 500  # of one result; text blocks that follow one another count as one if there are more
 
-_ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,200}")'
+_ID = rb'"id"\s*:\s*(-?\d{1,18}(?:\.0{1,18})?|"[^"\\]{1,200}")'
+_NUMBER = re.compile(r"(-?[0-9]{1,18})(?:\.0{1,18})?")
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
 _OUTCOME = rb'"(?:result|error)"\s*:'
 _ID_IN_HEAD = re.compile(
@@ -72,20 +89,38 @@ def parse(data: bytes) -> JSONRPCMessage:
         message = _repaired(data)
     if type(message) is not dict:
         raise Malformed("it is not a JSON object")
-    request_id = None if "method" in message else message.get("id")
+    request_id = None if "method" in message else _sent_id(message.get("id"))
     result = message.get("result")
     if type(result) is dict and (fault := wire_fault(result.get("_meta"))):
-        raise Malformed(f"its _meta holds {fault}", _as_id(request_id))
+        raise Malformed(f"its _meta holds {fault}", request_id)
     if type(result) is dict and type(result.get("content")) is list:
-        result["content"] = _few_blocks(result["content"], _as_id(request_id))
+        result["content"] = _few_blocks(result["content"], request_id)
     if type(result) is dict and type(request_id) is int and message.get("jsonrpc") == "2.0":
         return JSONRPCResponse(jsonrpc="2.0", id=request_id, result=result)
-    if "error" in message and "method" not in message:
-        message.setdefault("id", None)  # some leave it out although the standard wants null
+    if "method" not in message:
+        message["id"] = request_id  # of an error some leave it out although the standard wants null
     try:
-        return jsonrpc_message_adapter.validate_python(message, by_name=False)
+        return as_said(jsonrpc_message_adapter.validate_python(message, by_name=False))
     except ValidationError as error:
-        raise Malformed("it is not a JSON-RPC message", _as_id(request_id)) from error
+        raise Malformed(f"it is not a JSON-RPC message: {_fault_of(error, message)}", request_id) from error
+
+
+def as_said(message: JSONRPCMessage) -> JSONRPCMessage:
+    """Return a message of a server; an error with a code by which our own transports say what they saw is
+    told apart from theirs."""
+    if isinstance(message, JSONRPCError) and message.error.code in _OWN_CODES:
+        text = f"the server answered with error {message.error.code}: {message.error.message}"
+        message.error = ErrorData(code=SERVER_ERROR, message=text)
+    return message
+
+
+def _fault_of(error: ValidationError, message: dict[str, Any]) -> str:
+    """Return what is wrong with a message as the one of the four kinds that it is most like."""
+    likely = {"error": "JSONRPCError", "result": "JSONRPCResponse", "id": "JSONRPCRequest"}
+    kind = next((likely[key] for key in likely if key in message), "JSONRPCNotification")
+    faults = error.errors(include_url=False, include_input=False)
+    fault = next((fault for fault in faults if fault["loc"][0] == kind), faults[0])
+    return f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}"
 
 
 def _few_blocks(blocks: list[Any], request_id: RequestId | None) -> list[Any]:
@@ -114,7 +149,7 @@ def response_id(head: bytes, tail: bytes) -> RequestId | None:
     match = _ID_IN_HEAD.match(head)
     if match is None and _OUTCOME_FIRST.match(head):
         match = _ID_IN_TAIL.search(tail)
-    return None if match is None else json.loads(match[1].decode("utf-8", "replace"))
+    return None if match is None else _sent_id(json.loads(match[1].decode("utf-8", "replace")))
 
 
 def error_reply(
@@ -140,7 +175,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it holds the number {name}, which JSON does not have")
 
 
-def _as_id(value: object) -> RequestId | None:
+def _sent_id(value: object) -> RequestId | None:
+    """Return the id of a response as it was sent: some servers send a number back as another JSON number, or
+    as the text, of the same value. None if it is no id at all."""
+    if isinstance(value, str) and (number := _NUMBER.fullmatch(value)):
+        return int(number[1])
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
     return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
 
 

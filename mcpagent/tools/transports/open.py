@@ -12,7 +12,6 @@ from typing import Any, BinaryIO, Protocol
 
 from anyio.abc import ObjectSendStream
 from mcp import Client, MCPError
-from mcp.client import Transport
 from mcp.client.session import IncomingMessage, MessageHandlerFnT
 from mcp.server import MCPServer, Server
 from mcp.shared.message import SessionMessage
@@ -32,6 +31,8 @@ from mcpagent.tools.workspace import WorkspaceCopy
 
 _LOG_TAIL_BYTES = 1500
 _PROBE_S = 2.0
+
+Streams = AbstractAsyncContextManager[tuple[Any, Any]]  # to read from, an `Inbox`, and to write to
 
 
 class Launcher(Protocol):
@@ -89,7 +90,7 @@ class _Negotiation:
         self.mode = "auto"
 
     @asynccontextmanager
-    async def client(self, streams: Transport, handler: MessageHandlerFnT) -> AsyncGenerator[Client]:
+    async def client(self, streams: Streams, handler: MessageHandlerFnT) -> AsyncGenerator[Client]:
         async with AsyncExitStack() as stack:
             try:
                 client = Client(_answered(streams), mode=self.mode, message_handler=handler)
@@ -103,7 +104,7 @@ class _Negotiation:
 
 
 @asynccontextmanager
-async def _answered(streams: Transport) -> AsyncGenerator[tuple[Any, Any]]:
+async def _answered(streams: Streams) -> AsyncGenerator[tuple[Any, Any]]:
     """The streams of a server that has at most `_PROBE_S` for the probe; the SDK gives it 10 s."""
     async with streams as (inbox, requests):
         yield inbox, _Probing(inbox, requests)

@@ -221,8 +221,6 @@ class _Stdin(asyncio.Protocol, ObjectSendStream[SessionMessage]):
 
     def takes_answer(self, request_id: RequestId | None) -> bool:
         """Return True once for each request that was sent."""
-        if isinstance(request_id, str) and request_id not in self._asked and request_id.isdecimal():
-            request_id = int(request_id[:18])  # as some servers send them back
         if request_id not in self._asked:
             return False
         self._asked.discard(request_id)

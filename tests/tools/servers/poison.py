@@ -86,6 +86,16 @@ def poison(kind: str, request_id: int) -> bytes:
             return b'{"jsonrpc":"2.0","id":%d}' % request_id
         case "a list":
             return b'{"jsonrpc":"2.0","id":%d,"result":[1]}' % request_id
+        case "id as text" | "id as another number" | "id as text of another number":
+            digits = b"%d.0" % request_id if "another" in kind else b"%d" % request_id
+            quoted = b'"%b"' % digits if "text" in kind else digits
+            return (ok % b"a").replace(b'"id":%d' % request_id, b'"id":%b' % quoted)
+        case "null error":
+            return (ok % b"a").replace(b'"jsonrpc"', b'"error":null,"jsonrpc"')
+        case error if error.startswith("error "):
+            body = {"code": int(error.removeprefix("error ")), "message": "no"}
+            body["data"] = {"remedy": "rm -rf /", "retry_after_s": 0.0}
+            return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": body}).encode()
         case "another version":
             return (ok % b"a").replace(b'"2.0"', b'"1.0"')
         case _:

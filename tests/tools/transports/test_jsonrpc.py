@@ -96,3 +96,59 @@ def test_a_result_of_many_other_blocks_is_refused_for_its_call() -> None:
     with pytest.raises(Malformed, match="501 content blocks; 500 are taken") as raised:
         parse(json.dumps(message).encode())
     assert raised.value.request_id == 7
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"result":[1]}', "result: Input should be a valid dictionary"),
+        (b'{"jsonrpc":"2.0","id":7,"error":{"code":1}}', "error.message: Field required"),
+        (b'{"jsonrpc":"2.0","id":7,"error":"no"}', "error: Input should be a valid dictionary"),
+        (b'{"jsonrpc":"1.0","id":7,"result":{}}', "jsonrpc: Input should be '2.0'"),
+        (b'{"id":7,"result":{}}', "jsonrpc: Field required"),
+        (b'{"jsonrpc":"2.0","id":[7],"result":{}}', "id.int: Input should be"),
+        (b'{"jsonrpc":"2.0","id":7}', "method: Field required"),
+    ],
+)
+def test_a_message_that_is_malformed_is_named_by_its_field(line: bytes, reason: str) -> None:
+    with pytest.raises(Malformed) as error:
+        parse(line)
+    assert error.value.reason.startswith(f"it is not a JSON-RPC message: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        (b"7", 7),
+        (b"7.0", 7),
+        (b"7e0", 7),
+        (b"7.00", 7),
+        (b'"7"', 7),
+        (b'"7.0"', 7),
+        (b'"-7"', -7),
+        (b"0.0", 0),
+    ],
+)
+def test_the_id_of_a_response_may_come_back_as_another_number_or_text_of_the_same_value(
+    written: bytes, sent: int
+) -> None:
+    for body in (b'"result":{}', b'"error":{"code":1,"message":"no"}'):
+        read = parse(b'{"jsonrpc":"2.0","id":%b,%b}' % (written, body))
+        assert isinstance(read, JSONRPCResponse | JSONRPCError) and (read.id, type(read.id)) == (sent, int)
+    # A request of the server's gets its own id back, as it wrote it.
+    asked = parse(b'{"jsonrpc":"2.0","id":"7","method":"ping"}')
+    assert isinstance(asked, JSONRPCRequest) and asked.id == "7"
+
+
+@pytest.mark.parametrize("written", [b"7.5", b'"7.5"', b'"7a"', b'"a"', b"1e400"])
+def test_an_id_of_another_value_is_no_id_of_ours(written: bytes) -> None:
+    try:
+        read = parse(b'{"jsonrpc":"2.0","id":%b,"result":{}}' % written)
+    except Malformed:
+        return
+    assert isinstance(read, JSONRPCResponse) and read.id == written.decode().strip('"')
+
+
+def test_the_id_of_an_oversize_response_is_read_in_the_same_way() -> None:
+    for written in (b"7", b"7.0", b'"7"', b'"7.0"'):
+        assert response_id(b'{"jsonrpc":"2.0","id":%b,"result":{' % written, b"") == 7

@@ -177,3 +177,30 @@ async def test_a_server_that_stays_silent_at_a_probe_is_asked_the_older_way_afte
     async with pool, pool.session() as session:
         assert (await call(session, "first", server="picky")).content == "server/discover"
     assert starts.read_text() == "started\n"
+
+
+HANDSHAKE = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({**HANDSHAKE, "serverInfo": None}, "serverInfo: "),
+        ({**HANDSHAKE, "serverInfo": {"name": "s"}}, "serverInfo.version: Field required"),
+        ({**HANDSHAKE, "serverInfo": {"version": "1"}}, "serverInfo.name: Field required"),
+        ({**HANDSHAKE, "protocolVersion": 7}, "protocolVersion: "),
+        ({k: v for k, v in HANDSHAKE.items() if k != "protocolVersion"}, "protocolVersion: Field required"),
+        ({**HANDSHAKE, "capabilities": []}, "capabilities: "),
+        ({**HANDSHAKE, "capabilities": {"tools": 7}}, "capabilities.tools: "),
+        ({**HANDSHAKE, "protocolVersion": "1999-01-01"}, "protocol version from the server: 1999-01-01"),
+        ([], "result: Input should be a valid dictionary"),
+        (None, "result: Input should be a valid dictionary"),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_with_a_handshake_is_named_by_its_field(result: Any, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        async with ToolPool([script_server("shaker.py", json.dumps(result))]):
+            pass
+    assert said in str(error.value)
+    assert "validation error" not in str(error.value)
