@@ -25,11 +25,27 @@ def environment() -> dict[str, str]:
     return variables
 
 
-# VS Code prefixes a kind: `${env:VAR}`, `${input:id}`.
-_VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*?)(?::-(?P<default>[^}]*))?\}")
+# VS Code prefixes a kind: `${env:VAR}`, `${input:id}`. opencode writes `{env:VAR}`.
+_VARIABLE = re.compile(
+    r"(?:\$\{(?:(?P<kind>env|input|config|command|workspaceFolder):)?|\{env:)"
+    r"(?P<name>/|[A-Za-z_][\w.-]*?)(?::-(?P<default>[^}]*))?\}"
+)
 
 
-FOLDERS = ("workspaceFolder", "workspaceFolderBasename", "userHome")  # that VS Code knows
+# That VS Code predefines: those that are the same for whoever reads the file, and those of an open editor.
+PREDEFINED = (
+    "workspaceFolder",
+    "workspaceRoot",
+    "workspaceFolderBasename",
+    "userHome",
+    "cwd",
+    "pathSeparator",
+    "/",
+)
+_OF_AN_EDITOR = re.compile(
+    r"(?:relative)?[fF]ile(?:\w*)|lineNumber|columnNumber|selectedText|execPath|defaultBuildTask"
+    r"|extensionInstallFolder"
+)
 
 
 class UnsetVariable(Exception):
@@ -48,14 +64,14 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 def shell_word(text: str, variables: Mapping[str, str]) -> str:
     """`text` as a word of a shell's command that means the same: `${VAR}` if it names a variable, and no
-    secret that was typed in its place. The folders that VS Code knows are written out."""
+    secret that was typed in its place. What VS Code predefines is written out."""
     pieces: list[str] = []
     names_variable = False
     done = 0
     for match in _VARIABLE.finditer(text):
         pieces.append(_in_quotes(SECRETS.text(text[done : match.start()])))
         done = match.end()
-        if match["name"] in FOLDERS and match["kind"] is None:
+        if (match["name"] in PREDEFINED and match["kind"] is None) or match["kind"] == "workspaceFolder":
             pieces.append(_in_quotes(_value(match, variables)))
             continue
         names_variable = True
@@ -71,30 +87,42 @@ def _in_quotes(text: str) -> str:
 
 
 def known_variables(path: Path) -> dict[str, str]:
-    """Return what the file at `path` may name: the environment in force, and the folders that VS Code
-    knows."""
+    """Return what the file at `path` may name: the environment in force, and what VS Code predefines."""
     folder = path.resolve().parent
     workspace = folder.parent if folder.name == ".vscode" else folder
-    return dict(zip(FOLDERS, (str(workspace), workspace.name, str(Path.home())), strict=True)) | environment()
+    root = str(workspace)
+    values = (root, root, workspace.name, str(Path.home()), root, os.sep, os.sep)
+    return dict(zip(PREDEFINED, values, strict=True)) | environment()
 
 
 def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
     name, default = match["name"], match["default"]
     if name == "WORKSPACE" and match["kind"] is None:
         return match[0]  # each instance of a server has its own
-    if match["kind"] == "input":
+    if match["kind"] in ("input", "config", "command"):
         raise UnsetVariable(
-            f"asks for the VS Code input {name!r}", "Replace it by an environment variable: ${NAME}."
+            f"asks for the VS Code {match['kind']} {name!r}",
+            "Replace it by an environment variable: ${NAME}.",
         )
+    if match["kind"] == "workspaceFolder":
+        if name != variables.get("workspaceFolderBasename"):
+            raise UnsetVariable(f"asks for the VS Code folder {name!r}", "Replace it by its path.")
+        return variables["workspaceFolder"]
     value = variables.get(name)
     if not value and default is not None:  # as in a shell, `:-` also replaces an empty value
         return default
+    if value is None and match["kind"] is None and _OF_AN_EDITOR.fullmatch(name):
+        raise UnsetVariable(
+            f"asks for the VS Code variable {name!r}, which has a value in an editor only",
+            "Replace it by what it stands for.",
+        )
     if value is None:
         raise UnsetVariable(
             f"needs the environment variable {name}, which is not set",
             f"export {name}=...  (or put {name}=... into .env)",
         )
-    SECRETS.learn({name: value})
+    if match["kind"] is not None or name not in PREDEFINED:
+        SECRETS.learn({name: value})
     return value
 
 

@@ -61,11 +61,13 @@ def withheld(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 Isolation = Literal["shared", "episode"]
 
-_COMMON_KEYS = {"type", "disabled", "enabled", "timeout"}
+_TYPE_KEYS = ("type", "transport", "transportType")  # most clients; LangChain, fastmcp; Cline
+_COMMON_KEYS = {"type", "disabled", "enabled", "timeout", "source", "settings"}
 _STDIO_KEYS = _COMMON_KEYS | {"command", "args", "env", "envFile", "cwd"}
 _URL_KEYS = ("url", "httpUrl", "serverUrl")  # most clients, Gemini CLI, Windsurf
 _HTTP_KEYS = _COMMON_KEYS | {"headers", "auth", "oauth", *_URL_KEYS}
-_HTTP_TYPES = {"http", "streamable-http", "streamableHttp", "streamable_http", "sse"}
+_STDIO_TYPES = {"stdio", "local"}  # Copilot CLI and opencode say `local` and `remote`
+_HTTP_TYPES = {"http", "streamable-http", "streamablehttp", "streamable_http", "sse", "remote"}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
 
@@ -183,7 +185,7 @@ def _options(args: Sequence[str]) -> dict[str, str]:
 
 
 def load_servers(path: Path) -> ServersFile:
-    """Read an `mcp.json`: `mcpServers`, or `servers` as VS Code writes it; comments are allowed.
+    """Read an `mcp.json`, or the file in which another client keeps its servers; comments are allowed.
 
     Raises UserError with file and line for bad JSON, an unset variable, or an entry that cannot be run.
     """
@@ -207,6 +209,50 @@ def load_servers(path: Path) -> ServersFile:
     return _Reader(path=path, text=text, variables=known_variables(path)).read(document)
 
 
+# Where clients keep their servers: most of them; VS Code; Zed; the settings of VS Code; Amp; opencode.
+_PLACES = (
+    *(("mcpServers",), ("servers",), ("context_servers",)),
+    *(("mcp", "servers"), ("mcp.servers",), ("amp.mcpServers",), ("mcp",)),
+)
+
+
+def _entries_in(document: object) -> dict[str, Any] | None:
+    """Return the servers of a document by name; None if it has none. Without a key that holds them, the
+    document itself may be the map."""
+    if not isinstance(document, dict):
+        return None
+    for place in _PLACES:
+        found: Any = document
+        for key in place:
+            found = found.get(key) if isinstance(found, dict) else None
+        if isinstance(found, dict) and not _is_entry(found):
+            return found
+    return document if document and all(map(_is_entry, document.values())) else None
+
+
+def _is_entry(value: object) -> bool:
+    return isinstance(value, dict) and any(
+        isinstance(value.get(key), str | list) for key in ("command", *_URL_KEYS)
+    )
+
+
+def _as_most_write_it(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a server with the words of `mcpServers`: opencode has `environment` and one list
+    for a command and its arguments, Zed had an object of them."""
+    usual = {("env" if key == "environment" else key): value for key, value in entry.items()}
+    for key in _TYPE_KEYS:
+        if key in usual:
+            usual.setdefault("type", usual.pop(key))
+    match usual.get("command"):
+        case [command, *args]:
+            usual |= {"command": command, "args": [*args, *usual.get("args", [])]}
+        case {"path": command, **rest}:
+            usual |= {"command": command, **rest}
+    if usual.get("tools") == ["*"]:  # all of them, as here
+        del usual["tools"]
+    return usual
+
+
 def server_names(path: Path) -> frozenset[str]:
     """Return the servers that an `mcp.json` names, whether they can be started or not; none if it is
     broken."""
@@ -214,8 +260,7 @@ def server_names(path: Path) -> frozenset[str]:
         document = parse_jsonc(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return frozenset()
-    entries = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
-    return frozenset(entries) if isinstance(entries, dict) else frozenset()
+    return frozenset(_entries_in(document) or ())
 
 
 @dataclass(frozen=True)
@@ -226,8 +271,8 @@ class _Reader:
     notes: list[str] = field(default_factory=list)
 
     def read(self, document: object) -> ServersFile:
-        entries = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
-        if not isinstance(entries, dict):
+        entries = _entries_in(document)
+        if entries is None:
             raise UserError(
                 "it names no server",
                 where=str(self.path),
@@ -253,8 +298,14 @@ class _Reader:
     def _server(self, name: str, entry: object) -> StdioServer | HttpServer | None:
         if not isinstance(entry, dict):
             raise self._error(name, f"must be an object, not {type(entry).__name__}")
+        entry = _as_most_write_it(entry)
         if entry.get("disabled") is True or entry.get("enabled") is False:
             self.notes.append(f"server {name!r} is disabled")
+            return None
+        if ("settings" in entry or entry.get("source") == "extension") and not _is_entry(entry):
+            self.notes.append(
+                f"server {name!r} is left out: it is an extension of Zed, which alone can start it"
+            )
             return None
         is_http = self._is_http(name, entry)
         for key in sorted(entry.keys() - (_HTTP_KEYS if is_http else _STDIO_KEYS)):
@@ -268,9 +319,9 @@ class _Reader:
             if "command" in entry and any(key in entry for key in _URL_KEYS):
                 raise self._error(name, "has both a command and a url", remedy='Say which: "type": "stdio".')
             return any(key in entry for key in _URL_KEYS)
-        if not isinstance(kind, str) or kind not in {"stdio", *_HTTP_TYPES}:
+        if not isinstance(kind, str) or kind.lower() not in _STDIO_TYPES | _HTTP_TYPES:
             raise self._error(name, f"type must be 'stdio', 'http' or 'sse', not {shown_value(kind)}")
-        return kind != "stdio"
+        return kind.lower() in _HTTP_TYPES
 
     def _stdio(self, name: str, entry: dict[str, Any]) -> StdioServer:
         server = StdioServer(
@@ -303,7 +354,7 @@ class _Reader:
             url=url,
             headers=headers,
             timeout_s=self._timeout(name, entry.get("timeout")),
-            is_sse=entry.get("type") == "sse",
+            is_sse=str(entry.get("type")).lower() == "sse",
             oauth=oauth,
             file=str(self.path),
         )

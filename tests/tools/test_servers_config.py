@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mcpagent.errors import UserError
-from mcpagent.tools.servers_config import HttpServer, ServersFile, StdioServer, load_servers
+from mcpagent.tools.servers_config import HttpServer, ServersFile, StdioServer, load_servers, server_names
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,98 @@ def test_the_servers_key_of_vs_code_is_accepted_with_its_variables(monkeypatch: 
     (server,) = _load({"servers": {"s": entry}}, name=".vscode/mcp.json").servers
     assert isinstance(server, StdioServer)
     assert server.args == (f"{Path.cwd()}/s.js", "8080")
+
+
+_LOCAL = {"command": "npx", "args": ["-y", "pkg"], "env": {"K": "v"}}
+_LISTED = {"type": "local", "command": ["npx", "-y", "pkg"], "environment": {"K": "v"}, "enabled": True}
+_OBJECT = {"command": {"path": "npx", "args": ["-y", "pkg"], "env": {"K": "v"}}, "settings": {}}
+_REMOTE = {"url": "https://h/mcp", "headers": {"A": "b"}}
+_BOTH = {"s": _LOCAL, "r": _REMOTE}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"mcpServers": {"s": {"type": "local", **_LOCAL, "tools": ["*"]}, "r": {"type": "http", **_REMOTE}}},
+        {"mcpServers": {"s": {"transport": "stdio", **_LOCAL}, "r": {"transport": "http", **_REMOTE}}},
+        {"mcpServers": {"s": {"type": "STDIO", **_LOCAL}, "r": {"type": "streamableHttp", **_REMOTE}}},
+        {"servers": _BOTH, "inputs": []},
+        {
+            "context_servers": {"s": {"source": "custom", "enabled": True, **_LOCAL}, "r": _REMOTE},
+            "theme": "x",
+        },
+        {"context_servers": {"s": _OBJECT, "r": _REMOTE}},
+        {"mcp": {"servers": _BOTH, "inputs": []}, "editor.fontSize": 12},
+        {"mcp.servers": _BOTH},
+        {"amp.mcpServers": _BOTH},
+        {
+            "$schema": "https://opencode.ai/config.json",
+            "mcp": {"s": _LISTED, "r": {"type": "remote", **_REMOTE}},
+        },
+        {"mcp": {"s": {"type": "stdio", **_LOCAL}, "r": {"type": "http", **_REMOTE}}},
+        _BOTH,
+    ],
+    ids=json.dumps,
+)
+def test_the_files_of_other_clients_load_unchanged(document: dict[str, Any]) -> None:
+    loaded = _load(document)
+    assert loaded.servers == (
+        StdioServer(name="s", command="npx", args=("-y", "pkg"), env={"K": "v"}),
+        HttpServer(name="r", url="https://h/mcp", headers={"A": "b"}),
+    )
+    assert loaded.notes == ()
+    assert server_names(Path("mcp.json")) == {"s", "r"}
+
+
+@pytest.mark.parametrize("name", ["servers", "mcp", "mcpServers"])
+def test_a_bare_map_may_hold_a_server_that_is_called_as_a_key_of_others(name: str) -> None:
+    assert [server.name for server in _load({name: _LOCAL}).servers] == [name]
+
+
+def test_an_extension_of_zed_is_left_out_with_a_note() -> None:
+    extension = {"source": "extension", "settings": {"token": "t"}}
+    loaded = _load({"context_servers": {"a": extension, "b": {"settings": {}}, "s": _LOCAL}})
+    assert [server.name for server in loaded.servers] == ["s"]
+    assert len(loaded.notes) == 2 and all("is an extension of Zed" in note for note in loaded.notes)
+
+
+def test_what_vs_code_predefines_has_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "8080")
+    here, folder = str(Path.cwd()), Path.cwd().name
+    values = {
+        "${workspaceFolder}${pathSeparator}s.js": f"{here}/s.js",
+        "${workspaceFolder}${/}s.js": f"{here}/s.js",
+        "${workspaceRoot}/s.js": f"{here}/s.js",
+        f"${{workspaceFolder:{folder}}}/s.js": f"{here}/s.js",
+        "${workspaceFolderBasename}": folder,
+        "${userHome}": str(Path.home()),
+        "${cwd}": here,
+        "${env:PORT}": "8080",
+        "{env:PORT}": "8080",
+    }
+    entry = {"command": "x", "args": list(values)}
+    (server,) = _load({"servers": {"s": entry}}, name=".vscode/mcp.json").servers
+    assert isinstance(server, StdioServer)
+    assert server.args == tuple(values.values())
+    assert server.written is not None  # a command for a shell has the values too, and keeps the variables
+    assert server.written[1:] == (*list(values.values())[:-2], '"${PORT}"', '"${PORT}"')
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("${file}", "the VS Code variable 'file', which has a value in an editor only"),
+        ("${fileBasenameNoExtension}", "'fileBasenameNoExtension', which has a value in an editor only"),
+        ("${relativeFileDirname}", "which has a value in an editor only"),
+        ("${lineNumber}", "which has a value in an editor only"),
+        ("${config:python.path}", "the VS Code config 'python.path'"),
+        ("${command:pick}", "the VS Code command 'pick'"),
+        ("${workspaceFolder:elsewhere}", "the VS Code folder 'elsewhere'"),
+    ],
+)
+def test_what_only_an_editor_knows_is_named(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        _one(args=[text])
 
 
 def test_variables_come_from_the_environment_then_from_dot_env_then_from_the_default(
