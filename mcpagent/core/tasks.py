@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from contextlib import suppress
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from mcpagent.core.records import JsonObject, OpenRecord, Record
 from mcpagent.core.registry import RewardMethodName
@@ -180,6 +181,16 @@ class RewardSpec(OpenRecord):
     ground_truth: GroundTruth
 
 
+def _without_null_keys(value: Any) -> Any:
+    match value:
+        case [*items]:
+            return [_without_null_keys(item) for item in items]
+        case {**members}:
+            return {key: _without_null_keys(item) for key, item in members.items() if item is not None}
+        case _:
+            return value
+
+
 class Task(OpenRecord):
     """One record of a dataset. The prompt is compact: at most one system and exactly one user message."""
 
@@ -199,6 +210,17 @@ class Task(OpenRecord):
                 "tool results and later turns arrive at run time (reward_spec.ground_truth.user_turns)"
             )
         return prompt
+
+    @classmethod
+    def read(cls, record: JsonObject) -> Self:
+        """Return the task of a record. If null stands where it cannot, a library has filled absent keys with
+        it, and every null key is read as absent. Raises ValidationError for the record as it is."""
+        try:
+            return cls.model_validate(record)
+        except ValidationError:
+            with suppress(ValidationError):
+                return cls.model_validate(_without_null_keys(record))
+            raise
 
     @property
     def truth(self) -> GroundTruth:

@@ -127,7 +127,7 @@ def read_tasks(path: Path | str) -> Iterator[Task]:
 def parse_task(record: JsonObject, *, where: str) -> Task:
     """Raise UserError with everything that is wrong with the record."""
     try:
-        return Task.model_validate(record)
+        return Task.read(record)
     except ValidationError as error:
         raise UserError(
             "; ".join(describe(detail) for detail in error.errors()),

@@ -190,6 +190,33 @@ def test_a_broken_dataset_is_reported_with_its_line(
     assert message.startswith(f"{path}:{line}: ") and reason in message
 
 
+def _filled(values: list[Any]) -> list[Any]:
+    """What a library of tables makes of values: every object has the keys of all objects at its place."""
+    if values and all(isinstance(value, dict) for value in values):
+        keys = dict.fromkeys(key for value in values for key in value)
+        columns = {key: iter(_filled([v[key] for v in values if v.get(key) is not None])) for key in keys}
+        return [{key: next(columns[key]) if v.get(key) is not None else None for key in keys} for v in values]
+    if values and all(isinstance(value, list) for value in values):
+        items = iter(_filled([item for value in values for item in value]))
+        return [[next(items) for _ in value] for value in values]
+    return values
+
+
+def test_records_whose_absent_keys_a_library_filled_with_null_load_as_they_were(tmp_path: Path) -> None:
+    steps = [
+        {"step": 1, "server": "a", "tool": "t", "params": {"ticker": "X"}},
+        {"step": 2, "server": "b", "tool": "u", "params": {"query": "q"}, "user_turn": 0},
+    ]
+    originals = [
+        record(0, max_turns=4, tool_sequence=steps[:1], success={"must_call_tool": "a.t"}),
+        record(1, complexity="complex", tool_sequence=steps, final_answer={"type": "number", "value": 3}),
+        record(2, tool_sequence=[], limits={"max_tools": 2}),
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, _filled(originals))))
+    assert [task_record(task) for task in read_tasks(path)] == originals
+
+
 @pytest.mark.parametrize(("name", "text"), [("a.jsonl", ""), ("a.jsonl", " \n"), ("a.json", "[ ]\n")])
 def test_an_empty_dataset_is_refused(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name

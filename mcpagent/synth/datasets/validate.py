@@ -147,7 +147,7 @@ def _problem(located: Located, shelf: ToolShelf | None, ids: dict[str, int]) -> 
     if isinstance(located.record, UserError):
         return Rejection(RejectCode.JSON, located.record.message)
     try:
-        task = Task.model_validate(located.record)
+        task = Task.read(located.record)
     except ValidationError as error:
         details = error.errors()
         is_prompt = all(d["loc"] == ("prompt",) and d["type"] == "value_error" for d in details)

@@ -62,18 +62,20 @@ def http_client(url: str, headers: Mapping[str, str], auth: httpx2.Auth | None =
 async def send_request(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
     """Return the response to a request, its body still to be read.
 
-    Redirects are followed on the same host and scheme, with the same method: the keys are its own. Any other
-    redirect is itself the response. Raises httpx2.TooManyRedirects, and what HTTP raises.
+    Redirects are followed on the same host and scheme, with the same method: the keys are its own. One of 301
+    or 302, which would make a GET of it, is followed if only a slash at the end of the path differs. Any
+    other redirect is itself the response. Raises httpx2.TooManyRedirects, and what HTTP raises.
     """
     for _ in range(_REDIRECTS_MAX):
         response = await client.send(request, stream=True, follow_redirects=False)
         following = response.next_request
-        if (
-            following is None
-            or following.method != request.method
-            or not same_origin(following.url, request.url)
-        ):
+        if following is None or not same_origin(following.url, request.url):
             return response
+        if following.method != request.method:
+            if not _differs_by_a_slash(following.url, request.url):
+                return response
+            headers, content = request.headers, request.content
+            following = httpx2.Request(request.method, following.url, headers=headers, content=content)
         await response.aclose()
         request = following
     raise httpx2.TooManyRedirects("it redirects in a circle", request=request)
@@ -103,6 +105,10 @@ def host_of(url: httpx2.URL) -> str:
 def same_origin(one: httpx2.URL, other: httpx2.URL) -> bool:
     """Return whether both are at the same scheme, host and port: keys of the one may be sent to the other."""
     return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
+
+
+def _differs_by_a_slash(one: httpx2.URL, other: httpx2.URL) -> bool:
+    return one.path.rstrip("/") == other.path.rstrip("/") and one.query == other.query
 
 
 @functools.cache

@@ -206,8 +206,9 @@ class _Requests(ObjectSendStream[SessionMessage]):
         if response.status_code >= 400:
             return await self._error_reply(message, response)
         if (following := response.next_request) is not None:
-            target = f"{following.url.scheme}://{following.url.host}"
-            text = f"{self._host} redirects to {target}, which is not followed: it would get the keys"
+            target = host_of(following.url)
+            why = "it would get the keys" if target != self._host else "the request would become a GET"
+            text = f"{self._host} redirects to {target}, which is not followed: {why}"
             raise MCPError(INVALID_REQUEST, text)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "application/json":

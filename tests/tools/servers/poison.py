@@ -1,8 +1,8 @@
 """A server that writes its own bytes, over stdio or HTTP, so that they may be wrong. Standard library only.
 
 `python poison.py stdio [modern]`, or `python poison.py http [modern] [sse] [resume] [auth]`, which prints its
-port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right". `badlist`
-puts what are no tools between the tools.
+port: `sse` answers in a stream, `resume` in a second one, `auth` wants the bearer token "right", `301=/other`
+sends what comes to /mcp there. `badlist` puts what are no tools between the tools.
 Tools: `echo`; `wait`, whose answer comes once `release` is called, which waits for `after` of them first;
 `poison`, which answers as `kind` says; `misbehave`, which does what `kind` says; `probes` counts what was
 asked in vain. Over HTTP also `status` (answers with that HTTP status), `busy` (HTTP 429 with a Retry-After
@@ -208,6 +208,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
+        for flag in sys.argv:
+            code, _, place = flag.partition("=")
+            if place and self.path == "/mcp":
+                return self.reply(int(code), b"", headers={"location": place})
         if "auth" in sys.argv and self.headers.get("authorization") != "Bearer right":
             return self.reply(401, b"")
         if len(body) > 4 * 2**20:
@@ -276,9 +280,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
-        if 300 <= status < 400:
-            self.send_header("location", "http://localhost.invalid/mcp")
-        for name, value in (headers or {}).items():
+        elsewhere = {"location": "http://localhost.invalid/mcp"} if 300 <= status < 400 else {}
+        for name, value in (elsewhere | (headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
         try:

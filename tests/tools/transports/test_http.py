@@ -245,6 +245,29 @@ def test_a_server_that_is_down_or_elsewhere_is_a_clear_start_error() -> None:
         asyncio.run(run(replace(web, url=web.url.replace("/mcp", "/elsewhere"))))
 
 
+@pytest.mark.parametrize("code", [301, 302, 307, 308])
+async def test_a_redirect_to_the_same_path_with_a_slash_is_followed_with_its_body(code: int) -> None:
+    with http_poison("auth", f"{code}=/mcp/") as server:
+        keyed = replace(server, headers={"Authorization": "Bearer right"})
+        async with ToolPool([keyed]) as pool, pool.session() as session:
+            assert (await call(session, "echo", server="poison", text="there")).content == "there"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("/other", "the request would become a GET"),
+        ("/mcp/?key=1", "the request would become a GET"),
+        ("http://localhost.invalid/mcp/", "it would get the keys"),
+    ],
+)
+async def test_a_moved_path_is_not_followed_elsewhere(place: str, why: str) -> None:
+    refusal = pytest.raises(UserError, match=f"which is not followed: {why}")
+    with http_poison(f"301={place}") as server, refusal:
+        async with ToolPool([server]):
+            pass
+
+
 def _port(server: HttpServer) -> str:
     return server.url.removesuffix("/mcp").rpartition(":")[2]
 
