@@ -76,10 +76,15 @@ def call_tool(
 
 
 def log_in_at(
-    name: str, configs: Sequence[ServerConfig], *, show: Callable[[str], None], visit: Callable[[str], object]
+    name: str,
+    configs: Sequence[ServerConfig],
+    *,
+    scope: str | None,
+    show: Callable[[str], None],
+    visit: Callable[[str], object],
 ) -> JsonObject:
     """Have a person log in at a server, and keep the login. Raises UserError."""
-    login = asyncio.run(log_in(_over_http(name, configs), show=show, visit=visit))
+    login = asyncio.run(log_in(_over_http(name, configs), scope=scope, show=show, visit=visit))
     return {
         "url": login.server,
         "kept_in": str(store_login(login)),

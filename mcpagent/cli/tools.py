@@ -150,6 +150,9 @@ def log_in(
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the browser, or only print the address.")
     ] = True,
+    scope: Annotated[
+        str | None, typer.Option(metavar="SCOPE", help="Ask for this one, in place of the entry's.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Log in at a server that wants OAuth. The token is kept in a file that you alone can read, and used
@@ -163,6 +166,7 @@ def log_in(
     outcome = log_in_at(
         server,
         options.read(console),
+        scope=scope,
         show=lambda text: console.show(text, is_error=True),
         visit=webbrowser.open if open_browser and _has_browser() else lambda _: None,
     )

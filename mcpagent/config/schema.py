@@ -278,6 +278,9 @@ class ServerSection(Section):
     safe_to_retry: StringTuple = ()  # tools that may be repeated although the server does not say so
     survives_restart: bool = False  # a new process knows what the old one was told
     allow_writes: bool = False  # SQL that is more than one plain SELECT is sent too
+    # Forms (elicitation) that it wants filled in the middle of a call. defaults: with what the form itself
+    # proposes; declined if a field that must be filled has no default.
+    forms: Literal["refuse", "defaults"] = "refuse"
     workspace: str | None = None  # a folder or file of which each episode gets a copy
     reset: ResetSection | None = None  # before each episode, which then run one after another
 

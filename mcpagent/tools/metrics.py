@@ -41,6 +41,7 @@ class ServerMetrics(Record):
     next_try_s: float  # seconds until a failing server is tried again; 0 if nothing waits
     waited_s: float
     waited_max_s: float
+    forms: int = 0  # that it asked for in the middle of calls, and that were answered with their defaults
     tools: tuple[ToolMetrics, ...]
 
 

@@ -22,6 +22,7 @@ from mcpagent.tools.faults import OpenFailed
 from mcpagent.tools.languages import SqlGuard
 from mcpagent.tools.limits import limits_of
 from mcpagent.tools.metrics import PoolMetrics
+from mcpagent.tools.questions import FormDefaults
 from mcpagent.tools.server import StartedServer
 from mcpagent.tools.servers_config import (
     HttpServer,
@@ -191,6 +192,9 @@ class ToolPool:
         return Workspace(config.name, Path(limits.workspace), folder)
 
     def _launcher(self, config: ServerConfig, limits: ServerSection) -> Launcher:
+        forms = None
+        if limits.forms == "defaults":
+            forms = FormDefaults(on_first=partial(self._note_form, config.name))
         match config:
             case StdioServer():
                 if self._ledger is not None:
@@ -199,12 +203,17 @@ class ToolPool:
                 if limits.workspace is None:
                     config = with_defaults(config)
                 return StdioLauncher(
-                    config, self._log_path(config.name), partial(self._note_left, config.name)
+                    config, self._log_path(config.name), partial(self._note_left, config.name), forms
                 )
             case HttpServer():
-                return HttpLauncher(config)
+                return HttpLauncher(config, forms)
             case InProcessServer():
-                return MemoryLauncher(config.built(self._ledger), keeps_schemas=config.is_builtin)
+                return MemoryLauncher(
+                    config.built(self._ledger), keeps_schemas=config.is_builtin, forms=forms
+                )
+
+    def _note_form(self, server: str) -> None:
+        self._on_note(f"server {server!r} asks for forms, which are answered with their own defaults")
 
     def _note_left(self, server: str, command: str) -> None:
         command, _ = cut_middle(SECRETS.text(command), _COMMAND_CHARS)

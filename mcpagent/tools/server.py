@@ -76,6 +76,7 @@ class StartedServer:
         self.sql: dict[str, SqlGuard] = {}  # by tool, of those that take SQL
         self.counts = CallCounts()
         self.version = ""  # what the server says of itself, when it is started
+        self.forms = launcher.forms
         self._launcher = launcher
         self.gate = Gate(limits.max_in_flight, calls_per_minute=limits.calls_per_minute)
         self.breaker = CircuitBreaker()
@@ -228,6 +229,7 @@ class StartedServer:
             next_try_s=self.breaker.delay_s,
             waited_s=self.counts.waited_s,
             waited_max_s=self.counts.waited_max_s,
+            forms=0 if self.forms is None else self.forms.answered,
             tools=self.counts.tools(),
         )
 

@@ -297,7 +297,7 @@ async def _send(
     server.breaker.begin()
     pending.sendings += 1
     begun_s = time.perf_counter()
-    answer = call_to_its_end(live.client.session, request)
+    answer = call_to_its_end(live.client.session, request, forms=server.forms)
     task = asyncio.create_task(answer)
     live.calls.add(task)
     task.add_done_callback(live.calls.discard)

@@ -35,7 +35,9 @@ INSTALL: dict[str, tuple[str, ...]] = {
     },
 }
 INSPECTOR = ("npx", "-y", "@modelcontextprotocol/inspector@2.12.0", "--cli")  # unpinned, npm may choose 0.15
+SUITE = ("npx", "-y", "@modelcontextprotocol/conformance@0.1.16")
 INSTALL_OTHERS: dict[str, tuple[str, ...]] = {
+    "conformance": (*SUITE, "--help"),
     "fastmcp": ("uvx", "fastmcp", "--help"),
     "inspector": (*INSPECTOR, "--help"),
     "mcp-csv-database": ("uvx", "--with", "mcp<2", "mcp-csv-database", "--help"),

@@ -66,6 +66,7 @@ _SESSION_HEADER = "mcp-session-id"
 _ERROR_BODY_BYTES = 64 * 1024
 _RESUMES_MAX = 2  # of a stream that broke off, without a new event in between
 _END_TIMEOUT_S = 2.0
+_LISTENING = "listening"  # in the place of the id of a request
 
 
 class _Requests(ObjectSendStream[SessionMessage]):
@@ -82,9 +83,11 @@ class _Requests(ObjectSendStream[SessionMessage]):
         url: str,
         inbox: Inbox,
         *,
+        listens: bool,
         on_lost: Callable[[], None],
         on_end: Callable[[ServerEnded], None],
     ) -> None:
+        self._listens = listens
         self._client = client
         self._url = httpx2.URL(url)
         self._host = host_of(self._url)
@@ -112,6 +115,11 @@ class _Requests(ObjectSendStream[SessionMessage]):
             await self._cancel(message, headers)
         else:
             await self._tell(message, headers)
+            is_open = (
+                isinstance(message, JSONRPCNotification) and message.method == "notifications/initialized"
+            )
+            if self._listens and is_open:
+                self._tasks[_LISTENING] = asyncio.create_task(self._listen(), name=_LISTENING)
 
     async def end(self) -> None:
         """Give up what is under way, and tell a server that keeps sessions that this one is over."""
@@ -172,10 +180,28 @@ class _Requests(ObjectSendStream[SessionMessage]):
         except Malformed as error:
             raise MCPError(MALFORMED_RESULT, f"the response cannot be taken: {error.reason}") from error
         except Flood as flood:
-            self.flood = flood
-            self._on_end(ServerEnded(str(flood), is_lasting=True))
-            self._on_lost()
+            self._cut_off(flood)
             raise MCPError(RESPONSE_LOST, f"the server did not answer: {flood}") from flood
+
+    async def _listen(self) -> None:
+        """Hear what the server asks outside of a response, on a stream of its own, if it has one."""
+        events = Events(_LISTENING, self._inbox.put, self._unasked)
+        try:
+            while True:
+                async with self._exchange("GET", {}) as response:
+                    if response.status_code >= 300:
+                        return
+                    await events.reply(response)
+                await asyncio.sleep(events.delay_s)
+        except Flood as flood:
+            self._cut_off(flood)
+        except (MCPError, Malformed) as error:
+            log.debug("the stream of what the server asks ended: %s", error)
+
+    def _cut_off(self, flood: Flood) -> None:
+        self.flood = flood
+        self._on_end(ServerEnded(str(flood), is_lasting=True))
+        self._on_lost()
 
     @asynccontextmanager
     async def _exchange(
@@ -300,15 +326,17 @@ async def http_streams(
     on_eof: Callable[[], None],
     on_end: Callable[[ServerEnded], None],
     auth: httpx2.Auth,
+    listens: bool = False,
 ) -> AsyncGenerator[tuple[Any, Any]]:
-    """Reach the server; a transport for `mcp.Client` (the streams to read from and to write to).
+    """Reach the server; a transport for `mcp.Client` (the streams to read from and to write to). If it
+    `listens`, what the server asks outside of a response is heard too, which costs a connection.
 
     There are no timeouts but for connecting: the caller has a deadline, and leaves. `on_eof` is called
     when the server has forgotten our session. Raises ServerEnded at the end if it sent too much unasked.
     """
     async with http_client(config.url, config.headers, auth) as client:
         inbox = Inbox(on_end=on_eof)
-        requests = _Requests(client, config.url, inbox, on_lost=on_eof, on_end=on_end)
+        requests = _Requests(client, config.url, inbox, listens=listens, on_lost=on_eof, on_end=on_end)
         try:
             yield inbox, requests
         finally:

@@ -44,8 +44,11 @@ logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)  # it logs trace
 _LOGIN_TIMEOUT_S = 300.0
 
 
-async def log_in(server: HttpServer, *, show: Callable[[str], None], visit: Callable[[str], object]) -> Login:
-    """Have a person log in at a server: `show` prints the address, `visit` may open a browser.
+async def log_in(
+    server: HttpServer, *, scope: str | None, show: Callable[[str], None], visit: Callable[[str], object]
+) -> Login:
+    """Have a person log in at a server: `show` prints the address, `visit` may open a browser. `scope`, of
+    words separated by spaces, is asked for in place of that of the entry or the server.
 
     Raises UserError if that fails.
     """
@@ -53,7 +56,7 @@ async def log_in(server: HttpServer, *, show: Callable[[str], None], visit: Call
     check_transport(url)
     try:
         async with asyncio.timeout(_LOGIN_TIMEOUT_S):
-            return await _Flow(server, show, visit).run()
+            return await _Flow(server, scope, show, visit).run()
     except TimeoutError:
         problem, remedy = f"no login came within {_LOGIN_TIMEOUT_S:g} s", "Run the command again."
     except OAuthRegistrationError:
@@ -72,6 +75,7 @@ class _Flow:
     asks for a login only once a tool is called."""
 
     server: HttpServer
+    scope: str | None
     show: Callable[[str], None]
     visit: Callable[[str], object]
 
@@ -114,11 +118,15 @@ class _Flow:
             )
 
         async def visit(address: str) -> None:
+            metadata = provider.context.oauth_metadata  # which names the ways that its token endpoint takes
+            ways = None if metadata is None else metadata.token_endpoint_auth_methods_supported
+            if client is not None and client.client_secret and ways and "client_secret_post" not in ways:
+                client.token_endpoint_auth_method = "client_secret_basic"
             redirect.state = parse_qs(urlsplit(address).query)["state"][0]
             self.show(f"Log in with a browser on this machine:\n{address}")
             self.visit(address)
 
-        return OAuthClientProvider(
+        provider = OAuthClientProvider(
             url,
             OAuthClientMetadata(
                 redirect_uris=[AnyUrl(redirect.uri)],
@@ -129,6 +137,7 @@ class _Flow:
             visit,
             redirect.wait,
         )
+        return provider
 
     async def _challenge(
         self, web: httpx2.AsyncClient, request: httpx2.Request, entry: OAuthClient
@@ -137,7 +146,7 @@ class _Flow:
         sent = await send_request(web, request)
         await whole_body(sent)
         header = sent.headers.get("www-authenticate", "") if sent.status_code == 401 else ""
-        if scope := entry.scope:
+        if scope := self.scope or entry.scope:
             metadata = extract_field_from_www_auth(sent, "resource_metadata") if header else None
             header = f'Bearer scope="{scope}"' + (f', resource_metadata="{metadata}"' if metadata else "")
         return httpx2.Response(401, headers={"www-authenticate": header} if header else {}, request=request)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -170,7 +171,9 @@ class Authorization(httpx2.Auth):
         scope = extract_scope_from_www_auth(response)
         is_step_up = extract_field_from_www_auth(response, "error") == "insufficient_scope"
         if response.status_code == 403 and is_step_up:
-            return self._needed(f"needs the scope {scope!r}", scope=scope)
+            held = (self._login.token.scope if self._login else None) or ""
+            wider = " ".join(dict.fromkeys([*held.split(), *(scope or "").split()]))
+            return self._needed(f"needs the scope {scope!r}" if scope else "needs a wider scope", scope=wider)
         is_bearer = response.headers.get("www-authenticate", "").lower().startswith("bearer")
         if response.status_code == 401 and (is_bearer or self._server.oauth or self._login):
             return self._needed("does not take the token of the login" if self._login else "wants a login")
@@ -217,7 +220,7 @@ class Authorization(httpx2.Auth):
         server = self._server
         command = f"mcpagent tools login {server.name}" + (f" --servers {server.file}" if server.file else "")
         if scope:
-            command = f'add "oauth": {{"scopes": "{scope}"}} to the entry of the server, then {command}'
+            command += f" --scope {shlex.quote(scope)}"
         return MCPError(LOGIN_NEEDED, f"{urlsplit(self._url).hostname} {why}", {"remedy": command})
 
 

@@ -22,6 +22,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 from mcpagent.core.redact import SECRETS
 from mcpagent.storage.atomic import without_secrets
 from mcpagent.tools.faults import ServerEnded, innermost
+from mcpagent.tools.questions import FormDefaults
 from mcpagent.tools.servers_config import HttpServer, StdioServer
 from mcpagent.tools.transports.http import http_streams, sse_streams
 from mcpagent.tools.transports.jsonrpc import Inbox, error_reply
@@ -37,6 +38,11 @@ Streams = AbstractAsyncContextManager[tuple[Any, Any]]  # to read from, an `Inbo
 
 class Launcher(Protocol):
     """Makes a fresh client for each opening of a connection."""
+
+    @property
+    def forms(self) -> FormDefaults | None:
+        """Return what answers the forms of the server; None if they are refused."""
+        ...
 
     def client(
         self,
@@ -61,6 +67,7 @@ class MemoryLauncher:
 
     server: MCPServer[Any] | Server[Any]
     keeps_schemas: bool
+    forms: FormDefaults | None
 
     def client(
         self,
@@ -70,8 +77,12 @@ class MemoryLauncher:
         on_tools_changed: Callable[[], None],
     ) -> AbstractAsyncContextManager[Client]:
         """Return a client of the object; nothing is started."""
+        handler = _if_tools_changed(on_tools_changed)
         return Client(
-            self.server, mode=LATEST_MODERN_VERSION, message_handler=_if_tools_changed(on_tools_changed)
+            self.server,
+            mode=LATEST_MODERN_VERSION,
+            message_handler=handler,
+            elicitation_callback=self.forms,
         )
 
     def log_tail(self) -> str:
@@ -90,10 +101,15 @@ class _Negotiation:
         self.mode = "auto"
 
     @asynccontextmanager
-    async def client(self, streams: Streams, handler: MessageHandlerFnT) -> AsyncGenerator[Client]:
+    async def client(
+        self, streams: Streams, handler: MessageHandlerFnT, forms: FormDefaults | None
+    ) -> AsyncGenerator[Client]:
+        answered = _answered(streams)
         async with AsyncExitStack() as stack:
             try:
-                client = Client(_answered(streams), mode=self.mode, message_handler=handler)
+                client = Client(
+                    answered, mode=self.mode, message_handler=handler, elicitation_callback=forms
+                )
                 await stack.enter_async_context(client)
             except BaseException:
                 self.mode = "auto"
@@ -158,6 +174,7 @@ class StdioLauncher:
     config: StdioServer
     log_path: Path
     on_left: Callable[[str], None]
+    forms: FormDefaults | None
     workspace: WorkspaceCopy | None = None  # what the process works on
     _negotiation: _Negotiation = field(default_factory=_Negotiation)
 
@@ -214,7 +231,7 @@ class StdioLauncher:
         streams = stdio_streams(
             config, log_file=log, on_eof=end.note_end, on_end=on_end, on_left=self.on_left
         )
-        async with self._negotiation.client(streams, handler) as client:
+        async with self._negotiation.client(streams, handler, self.forms) as client:
             end.note_open()
             yield client
 
@@ -235,8 +252,9 @@ class HttpLauncher:
     One that does not know streamable HTTP is reached over the older HTTP+SSE from then on.
     """
 
-    def __init__(self, config: HttpServer) -> None:
+    def __init__(self, config: HttpServer, forms: FormDefaults | None) -> None:
         self._config = config
+        self.forms = forms
         self._is_sse = config.is_sse
         self._negotiation = _Negotiation()
         self._auth = Authorization(config)
@@ -255,15 +273,20 @@ class HttpLauncher:
         def older() -> AbstractAsyncContextManager[Client]:
             streams = sse_streams(self._config, on_eof=on_eof, auth=self._auth)
             # The transport is older than the newest protocol.
-            return Client(streams, mode="legacy", message_handler=handler)
+            return Client(streams, mode="legacy", message_handler=handler, elicitation_callback=self.forms)
 
         async with AsyncExitStack() as stack:
             if self._is_sse:
                 yield await stack.enter_async_context(older())
                 return
-            streams = http_streams(self._config, on_eof=on_eof, on_end=on_end, auth=self._auth)
+            listens = self.forms is not None  # what nobody answers need not be heard
+            streams = http_streams(
+                self._config, on_eof=on_eof, on_end=on_end, auth=self._auth, listens=listens
+            )
             try:
-                client = await stack.enter_async_context(self._negotiation.client(streams, handler))
+                client = await stack.enter_async_context(
+                    self._negotiation.client(streams, handler, self.forms)
+                )
             except Exception as refusal:
                 if not _may_be_older(refusal):
                     raise

@@ -15,6 +15,14 @@ class Sure(BaseModel):
     sure: bool
 
 
+class Likely(BaseModel):
+    sure: bool = True
+
+
+async def ask_likely(title: str) -> mcpserver.Elicit[Likely]:
+    return mcpserver.Elicit(f"Archive {title}?", Likely)
+
+
 async def ask_sure(title: str) -> mcpserver.Elicit[Sure]:
     return mcpserver.Elicit(f"Delete {title}?", Sure)
 
@@ -27,6 +35,13 @@ async def delete(title: str, answer: Answer) -> str:
     if answer.action != "accept":
         return f"kept {title}: {answer.action}"
     return f"deleted {title}" if answer.data.sure else f"kept {title}: not sure"
+
+
+@server.tool()
+async def archive(
+    title: str, answer: Annotated[mcpserver.ElicitationResult[Likely], mcpserver.Resolve(ask_likely)]
+) -> str:
+    return f"archived {title}: {answer.action} {answer.data.sure if answer.action == 'accept' else ''}"
 
 
 if __name__ == "__main__":

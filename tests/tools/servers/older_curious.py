@@ -25,7 +25,8 @@ for line in sys.stdin:
             say({"id": message["id"], "result": {"tools": tools}})
         case "tools/call":
             word = message["params"]["arguments"]["title"]
-            form = {"message": f"Delete {word}?", "requestedSchema": {"type": "object", "properties": {}}}
+            fields = {"size": {"type": "integer", "default": 30}, "why": {"type": "string"}}
+            form = {"message": f"Delete {word}?", "requestedSchema": {"type": "object", "properties": fields}}
             said = {"role": "user", "content": {"type": "text", "text": f"What rhymes with {word}?"}}
             is_form = message["params"]["name"] == "delete"
             method = "elicitation/create" if is_form else "sampling/createMessage"
