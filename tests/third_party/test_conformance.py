@@ -41,9 +41,9 @@ def _run(desk: Desk, *words: str) -> tuple[int, str]:
     """The exit status of the suite, and what it said."""
     desk.install("conformance")
     env = {**os.environ, **desk.own_environment(), "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run([*SUITE, *words], env=env, cwd=desk.folder, text=True, timeout=200, **pipes)
-    return done.returncode, done.stdout
+    command = [*SUITE, *words]
+    done = subprocess.run(command, env=env, cwd=desk.folder, text=True, timeout=200, capture_output=True)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("scenario", CLIENT)

@@ -23,6 +23,7 @@ from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.tools.contract import Purpose, ToolSession
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.arguments import harmless_arguments, known_values
+from mcpagent.tools.probes.handles import HandleState, may_give, probe_handles
 from mcpagent.tools.servers_config import InProcessServer, Isolation, ServerConfig, StdioServer
 from mcpagent.tools.transports.process_trees import MARK_ENV
 from mcpagent.tools.workspace import below, tree_digest
@@ -38,6 +39,7 @@ class State(StrEnum):
 
     NONE = "none"  # one episode's calls change nothing that another one reads
     INSTANCE = "instance"  # in its process or session: an instance of its own keeps an episode apart
+    HANDLE = "handle"  # in what a handle names: an episode that takes a new one begins clean
     OUTSIDE = "outside"  # in a file, a database or a service that every instance shares
     UNKNOWN = "unknown"  # nothing was seen, and not everything could be tried
 
@@ -100,8 +102,8 @@ async def probe_isolation(
         )
         return IsolationVerdict(
             server=config.name,
-            # Outside: an instance of its own costs and does not help.
-            recommended="shared" if state in (State.NONE, State.OUTSIDE) else "episode",
+            # Outside: an instance of its own costs and does not help. By handle: nor is it needed.
+            recommended="shared" if state in (State.NONE, State.HANDLE, State.OUTSIDE) else "episode",
             state=state,
             evidence=evidence,
             probe_text=probe.text,
@@ -182,10 +184,13 @@ class _Probe:
     def __init__(self, not_tried: Mapping[str, str], *, uses_found_names: bool) -> None:
         self.text = f"mcpagent-probe-{secrets.token_hex(4)}"  # what every write carries
         self.not_tried = dict(not_tried)
+        self._forbidden = frozenset(not_tried)
+        self._said: dict[str, JsonObject] = {}  # by tool, what it answered; nothing of a plain text
+        self._was_refused = False  # a call, as one with a made-up handle is
         self.wrote: list[str] = []
         self._uses_found_names = uses_found_names
         self._found: dict[str, Any] = {}  # values of answers, by the names that parameters use for them
-        self._seen: dict[State, list[str]] = {State.OUTSIDE: [], State.INSTANCE: []}
+        self._seen: dict[State, list[str]] = {State.OUTSIDE: [], State.INSTANCE: [], State.HANDLE: []}
 
     async def run(
         self, specs: Sequence[ToolSpec], *, writer: ToolSession, neighbour: ToolSession, stranger: ToolSession
@@ -204,6 +209,20 @@ class _Probe:
             self._compare(again, seen, State.INSTANCE, "another session of the same instance")
             seen = await _ask(stranger, steady)
             self._compare(fresh, seen, State.OUTSIDE, "another instance")
+        may_call = [spec for spec in specs if spec.name not in self._forbidden]
+        steady_names = {call.tool for call in steady}
+        # A write more than needed may stay where the server keeps things: only of what may give a handle.
+        givers = [
+            spec
+            for spec in may_call
+            if spec.name in self._said and spec.name not in steady_names
+            if self._was_refused or may_give(self._said[spec.name], [s for s in may_call if s is not spec])
+        ]
+        handles = await probe_handles(
+            may_call, givers, text=self.text, writer=writer, neighbour=neighbour, stranger=stranger
+        )
+        if handles is not None:
+            self._note_handles(handles)
         evidence = tuple(text for texts in self._seen.values() for text in texts)
         if evidence:
             return next(state for state, texts in self._seen.items() if texts), evidence
@@ -213,6 +232,31 @@ class _Probe:
         n, after = len(looked), f"after {', '.join(self.wrote)}, " if self.wrote else ""
         seen_same = f"{n} read-only {'tool' if n == 1 else 'tools'} answered the same to every session"
         return State.NONE, (f"{after}{seen_same}" if looked else "it declares all its tools read-only",)
+
+    def _note_answer(self, spec: ToolSpec, result: ToolResult) -> None:
+        if result.is_error:
+            self._was_refused = True
+        else:
+            is_text = result.structured is None and not result.content.lstrip().startswith(("{", "["))
+            self._said[spec.name] = {} if is_text else result_value(result)
+
+    def _note_handles(self, handles: HandleState) -> None:
+        for tool in (*handles.reads, *handles.writes):
+            self.not_tried.pop(tool, None)  # they refused what was made up
+        self.wrote += [tool for tool in handles.writes if tool not in self.wrote]
+        takers = ", ".join((*handles.writes, *handles.reads))
+        places = [
+            *(["another session of the same instance"] if handles.neighbour else []),
+            *(["another instance"] if handles.stranger else []),
+        ]
+        reach = f"from {' and from '.join(places)} too" if places else "in its own session alone"
+        if handles.is_apart:
+            writes = ", and what is written by one does not show by another" if handles.shows else ""
+            text = f"{handles.giver} gives a handle that {takers} take, {reach}{writes}"
+            self._seen[State.HANDLE].append(text)
+        else:
+            text = f"{takers} take a handle of {handles.giver}, but what is written by one shows by another"
+            self._seen[State.OUTSIDE if handles.stranger else State.INSTANCE].append(text)
 
     async def _first_reads(
         self, session: ToolSession, readers: Sequence[ToolSpec]
@@ -231,6 +275,7 @@ class _Probe:
                 continue
             calls.append(call)
             answers[spec.name] = answer
+            self._note_answer(spec, result)
             self._found = {**known_values(result_value(result)), **self._found}
         return calls, answers
 
@@ -258,6 +303,7 @@ class _Probe:
         call = self._call(spec, self._found if self._uses_found_names else {})
         if call is not None:
             result = await session.call(call, purpose=Purpose.SETUP)
+            self._note_answer(spec, result)
             if result.is_error:
                 self.not_tried[spec.name] = f"it refused the probe: {result.content.partition(chr(10))[0]}"
             else:

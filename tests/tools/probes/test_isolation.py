@@ -15,6 +15,7 @@ from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.probes.isolation import IsolationVerdict, State, probe_isolation
 from mcpagent.tools.servers_config import ServerConfig, StdioServer
 from tests.house import ROOT
+from tests.tools.wild import script_server
 
 
 def _notes(mode: str, *arguments: Path, **env: str) -> StdioServer:
@@ -121,3 +122,30 @@ def test_a_server_that_does_not_start_is_a_user_error() -> None:
     broken = StdioServer(name="broken", command=sys.executable, args=("-c", "raise SystemExit('no key')"))
     with pytest.raises(UserError, match="no key"):
         _probe(broken)
+
+
+@pytest.mark.parametrize("how", ["field", "id", "number", "sentence"])
+def test_state_under_a_handle_needs_no_instance_of_its_own(how: str) -> None:
+    verdict = _probe(script_server("carts.py", how))
+    assert (verdict.recommended, verdict.state) == ("shared", State.HANDLE)
+    (seen,) = verdict.evidence
+    assert seen == (
+        "open_cart gives a handle that add_item, list_items take, from another session of the same instance "
+        "too, and what is written by one does not show by another"
+    )
+    assert verdict.not_tried == {}
+
+
+def test_a_handle_that_every_instance_takes_is_said_to_reach_them_all(tmp_path: Path) -> None:
+    verdict = _probe(script_server("carts.py", "field", str(tmp_path / "carts.json")))
+    assert (verdict.recommended, verdict.state) == ("shared", State.HANDLE)
+    assert "from another session of the same instance and from another instance too" in verdict.evidence[0]
+
+
+def test_a_handle_by_which_the_writes_of_others_show_keeps_nothing_apart(tmp_path: Path) -> None:
+    verdict = _probe(script_server("carts.py", "leaky"))
+    assert (verdict.recommended, verdict.state) == ("episode", State.INSTANCE)
+    shared = _probe(script_server("carts.py", "leaky", str(tmp_path / "carts.json")))
+    assert (shared.recommended, shared.state) == ("shared", State.OUTSIDE)
+    for seen in (verdict, shared):
+        assert "what is written by one shows by another" in seen.evidence[0]
