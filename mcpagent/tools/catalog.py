@@ -129,11 +129,12 @@ _NAMED = 5  # tools of a kind that a note on a changed list names
 @dataclass(frozen=True)
 class ToolList:
     """The tools of one server; `notes` name those that were left out, and why. `version` is what the server
-    says of itself; empty if it says nothing."""
+    says of itself; empty if it says nothing. `protocol` is the revision that it speaks."""
 
     tools: tuple[Tool, ...] = ()
     notes: tuple[str, ...] = ()
     version: str = ""
+    protocol: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ async def read_tool_list(client: Client) -> ToolList:
     if end is not None:
         pages.notes.append(f"its tool list is used as far as it came, {len(pages.tools)} tools: {end}")
     version = client.server_info.version if client.server_info is not None else ""
-    return ToolList(tuple(pages.tools.values()), tuple(pages.notes), version)
+    return ToolList(tuple(pages.tools.values()), tuple(pages.notes), version, client.protocol_version)
 
 
 @dataclass

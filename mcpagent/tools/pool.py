@@ -92,6 +92,11 @@ class ToolPool:
         there."""
         return {name: server.version for name, server in self._servers.items() if server.version}
 
+    @property
+    def protocols(self) -> Mapping[str, str]:
+        """By server, the revision of the protocol that it speaks."""
+        return {name: server.protocol for name, server in self._servers.items()}
+
     def isolation(self, name: str) -> Isolation:
         """Return how the server keeps episodes apart. Known before entry."""
         server = next(server for server in self._configs if server.name == name)

@@ -76,6 +76,7 @@ class StartedServer:
         self.sql: dict[str, SqlGuard] = {}  # by tool, of those that take SQL
         self.counts = CallCounts()
         self.version = ""  # what the server says of itself, when it is started
+        self.protocol = ""
         self.forms = launcher.forms
         self._launcher = launcher
         self.gate = Gate(limits.max_in_flight, calls_per_minute=limits.calls_per_minute)
@@ -101,6 +102,7 @@ class StartedServer:
                 self.shared = supervisor
             else:
                 await supervisor.close()
+        self.protocol = tool_list.protocol
         # A server object is reached without the handshake that would report it.
         launcher = self._launcher
         self.version = (
