@@ -19,7 +19,7 @@ from mcpagent.core.hidden_text import illegible_name, is_legible, over_schema_te
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import FailureKind, ToolAnnotations, ToolCall, ToolSpec, catalog_hash, model_names
 from mcpagent.errors import UserError
-from mcpagent.tools.faults import CallFailed, classify, fault_of
+from mcpagent.tools.faults import CallFailed, classify, fault_of, flat
 from mcpagent.tools.questions import raw_answer
 from mcpagent.tools.wire import cut_middle
 
@@ -214,15 +214,16 @@ async def read_tool_list(client: Client) -> ToolList:
         except TimeoutError:
             end = f"its next page did not come within {_LIST_TIMEOUT_S:g} s"
             break
-        except MCPError as refusal:
+        except (MCPError, ValueError) as refusal:
             fault = classify(refusal)
             if cursor is None or not isinstance(fault, CallFailed):
                 raise
-            end = f"its next page was refused: {fault.text}"
+            why = fault.text if isinstance(refusal, MCPError) else flat(refusal)
+            end = f"its next page was refused: {why}"
             break
         pages.add(offered, faults)
         cursor = cursor_after or None  # some write an empty one for none
-        end = None if cursor is None else pages.end_at(cursor)
+        end = None if cursor is None else pages.end_at(cursor, offered)
         if cursor is None or end is not None:
             break
     if end is not None:
@@ -246,7 +247,6 @@ class _Pages:
         twice: list[str] = []
         known = len(self.tools)
         for tool in offered:
-            self._chars += len(tool.model_dump_json())
             if tool.name in self.tools:
                 twice.append(f"tool {tool.name!r} is listed twice; its first entry is used")
             else:
@@ -256,11 +256,13 @@ class _Pages:
         # A page that comes again is one fault, which `end_at` finds.
         self.notes += [note for note in (*faults, *(() if is_idle else twice)) if note not in self.notes]
 
-    def end_at(self, cursor: str) -> str | None:
-        """Return why the page that the cursor names is not asked for; None if it is."""
+    def end_at(self, cursor: str, offered: Sequence[Tool]) -> str | None:
+        """Return why the page that the cursor names, behind the tools of this one, is not asked for; None if
+        it is."""
         if cursor in self._cursors:
             return "it gave a cursor twice"
         self._cursors.add(cursor)
+        self._chars += sum(len(tool.model_dump_json()) for tool in offered)
         if self._idle == _IDLE_PAGES_MAX:
             return f"{_IDLE_PAGES_MAX} pages in a row brought no new tool"
         if self._chars > _TOTAL_CHARS:

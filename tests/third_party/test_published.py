@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
-from mcpagent.core.tools import ToolCall
+from mcpagent.core.tools import FailureKind, ToolCall
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import load_servers
 from tests.running import mcpagent
@@ -36,6 +36,7 @@ class Published:
     env: dict[str, str] = field(default_factory=dict)
 
 
+_THOUGHT = {"thought": "a", "nextThoughtNeeded": False, "thoughtNumber": 1, "totalThoughts": 1}
 PUBLISHED = {
     "mcp-server-time": Published("uvx mcp-server-time", "get_current_time", {"timezone": "UTC"}),
     "mcp-server-fetch": Published("uvx mcp-server-fetch", "fetch", {"url": "http://127.0.0.1:9/"}),
@@ -86,23 +87,29 @@ PUBLISHED = {
     "server-memory": Published(
         "npx -y @modelcontextprotocol/server-memory", "read_graph", {}, {"MEMORY_FILE_PATH": "{here}/m.jsonl"}
     ),
-    "server-sequential-thinking": Published("npx -y @modelcontextprotocol/server-sequential-thinking", ""),
+    "server-sequential-thinking": Published(
+        "npx -y @modelcontextprotocol/server-sequential-thinking", "sequentialthinking", _THOUGHT
+    ),
     "@coo-quack/calc-mcp": Published("npx -y @coo-quack/calc-mcp", "math", {"expression": "2+3"}),
     "@wonderwhy-er/desktop-commander": Published("npx -y @wonderwhy-er/desktop-commander", "get_config"),
     "@eslint/mcp": Published("npx -y @eslint/mcp", "lint-files", {"filePaths": ["{here}/notes.txt"]}),
     "@allpepper/memory-bank-mcp": Published(
         "npx -y @allpepper/memory-bank-mcp", "list_projects", {}, {"MEMORY_BANK_ROOT": "{here}"}
     ),
-    "mcp-hello-world": Published("npx -y mcp-hello-world", ""),
-    "n8n-mcp": Published("npx -y n8n-mcp", "tools_documentation", {}, {"MCP_MODE": "stdio"}),
-    "nx-mcp": Published("npx -y nx-mcp {here}", ""),
-    "mcp-server-code-runner": Published("npx -y mcp-server-code-runner", ""),
+    "mcp-hello-world": Published("npx -y mcp-hello-world", "echo", {"message": "a"}),
+    "mcp-server-code-runner": Published(
+        "npx -y mcp-server-code-runner", "run-code", {"code": "print(1)", "languageId": "python"}
+    ),
     "@agent-infra/mcp-server-filesystem": Published(
         "npx -y @agent-infra/mcp-server-filesystem --allowed-directories {here}", "list_allowed_directories"
     ),
-    "@cyanheads/git-mcp-server": Published("npx -y @cyanheads/git-mcp-server", ""),
-    "@sylphx/pdf-reader-mcp": Published("npx -y @sylphx/pdf-reader-mcp", ""),
-    "@mastra/mcp-docs-server": Published("npx -y @mastra/mcp-docs-server", ""),
+    "@cyanheads/git-mcp-server": Published(
+        "npx -y @cyanheads/git-mcp-server", "git_init", {"path": "{here}"}
+    ),
+    "@sylphx/pdf-reader-mcp": Published(
+        "npx -y @sylphx/pdf-reader-mcp", "read_pdf", {"sources": [{"path": "{here}/no.pdf"}]}
+    ),
+    "@mastra/mcp-docs-server": Published("npx -y @mastra/mcp-docs-server", "getMastraCourseStatus"),
     "@playwright/mcp": Published("npx -y @playwright/mcp", "browser_close"),
 }
 
@@ -128,12 +135,10 @@ async def test_a_published_server_is_listed_called_and_clear(
         arguments = _filled(server.arguments, tmp_path)
         call = ToolCall(id="1", server="s", tool=server.tool, arguments=arguments)
         answer = await session.call(call)
-        tools, version, protocol = len(pool.tools), pool.versions.get("s", ""), pool.protocols["s"]
-        listed = sorted(pool.tools)
-    print(f"\n| `{name}` | {version} | {protocol} | {tools} | `{server.tool}` |")
-    assert tools
-    assert answer.failure is None or not answer.failure.is_infrastructure, answer.content
-    assert answer.failure is None or name == "mcp-server-fetch", (answer.content[:500], listed)
+        listed, version, protocol = sorted(pool.tools), pool.versions.get("s", ""), pool.protocols["s"]
+    print(f"\n| `{name}` | {version} | {protocol} | {len(listed)} | `{server.tool}` |")
+    # A tool may say that it fails at what it was asked, as without a browser, a page or a file.
+    assert answer.failure in (None, FailureKind.TOOL_ERROR), (answer.content, listed)
     doctor = mcpagent("doctor", "--servers", file, "--json", cwd=tmp_path, env=dict(os.environ))
     (check,) = [check for check in json.loads(doctor.stdout) if check["name"] == "server s"]
     assert check["status"] in ("pass", "warn"), check

@@ -220,7 +220,9 @@ def test_a_malformed_field_that_a_tool_can_do_without_costs_that_field(key: str,
     assert note.startswith(f"server 'lister': tool 'good': its {key} cannot be used: {key}")
 
 
-@pytest.mark.parametrize("trait", ["same", "same pages", "empty", "none", "circle", "counting", "refused"])
+@pytest.mark.parametrize(
+    "trait", ["same", "same pages", "empty", "none", "circle", "counting", "refused", "broken"]
+)
 def test_pages_that_never_end_give_the_tools_that_came(trait: str) -> None:
     notes: list[str] = []
 
@@ -239,6 +241,10 @@ def test_pages_that_never_end_give_the_tools_that_came(trait: str) -> None:
         "circle": (6, "it gave a cursor twice"),
         "counting": (2000, "it has more than 1000 pages"),
         "refused": (2, "its next page was refused: no such cursor"),
+        "broken": (
+            2,
+            "its next page was refused: ValueError: its tool list is malformed: 'tools' is a int, not a list",
+        ),
     }
     count, reason = expected[trait]
     assert len(tools) == count

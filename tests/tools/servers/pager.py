@@ -1,6 +1,6 @@
 """A server whose tool list has pages of two tools, and a trait: the cursor stays the `same`, or counts on
 before the `same pages`; it is `empty` or `none` (null) after the first; after three pages it goes back in a
-`circle`; it goes on `counting`; or the second page is `refused`."""
+`circle`; it goes on `counting`; or the second page is `refused`, or `broken`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ for line in sys.stdin:
             write(message, {"result": {**known, "serverInfo": {"name": "pager", "version": "1"}}})
         case "tools/list" if TRAIT == "refused" and number:
             write(message, {"error": {"code": -32602, "message": "no such cursor"}})
+        case "tools/list" if TRAIT == "broken" and number:
+            write(message, {"result": {"tools": 7}})
         case "tools/list":
             shown = 0 if TRAIT == "same pages" else 2 * number
             tools = [{"name": f"t{shown + i}", "inputSchema": {"type": "object"}} for i in range(2)]
