@@ -107,9 +107,7 @@ class _Negotiation:
         answered = _answered(streams)
         async with AsyncExitStack() as stack:
             try:
-                client = Client(
-                    answered, mode=self.mode, message_handler=handler, elicitation_callback=forms
-                )
+                client = Client(answered, mode=self.mode, message_handler=handler, elicitation_callback=forms)
                 await stack.enter_async_context(client)
             except BaseException:
                 self.mode = "auto"
