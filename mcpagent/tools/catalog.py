@@ -245,13 +245,13 @@ class _Pages:
     def add(self, offered: Sequence[Tool], faults: Sequence[str]) -> None:
         """Take the tools of a page, and what is wrong with its others."""
         twice: list[str] = []
-        known = len(self.tools)
+        before = len(self.tools)
         for tool in offered:
             if tool.name in self.tools:
                 twice.append(f"tool {tool.name!r} is listed twice; its first entry is used")
             else:
                 self.tools[tool.name] = tool
-        is_idle = len(self.tools) == known and bool(self._cursors)
+        is_idle = len(self.tools) == before and bool(self._cursors)
         self._idle = self._idle + 1 if is_idle else 0
         # A page that comes again is one fault, which `end_at` finds.
         self.notes += [note for note in (*faults, *(() if is_idle else twice)) if note not in self.notes]

@@ -222,11 +222,11 @@ def _entries_in(document: object) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         return None
     for place in _PLACES:
-        found: Any = document
+        entries: Any = document
         for key in place:
-            found = found.get(key) if isinstance(found, dict) else None
-        if isinstance(found, dict) and not _is_entry(found):
-            return found
+            entries = entries.get(key) if isinstance(entries, dict) else None
+        if isinstance(entries, dict) and not _is_entry(entries):
+            return entries
     return document if document and all(map(_is_entry, document.values())) else None
 
 
