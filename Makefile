@@ -32,7 +32,7 @@ export OMP_NUM_THREADS ?= 1
 # The tests start hundreds of processes, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install quickstart test test-all coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-bfcl test-bridges test-gpu test-real lint format bench docs clean
+.PHONY: help install quickstart test test-all test-sandbox coverage test-system test-slow test-servers test-vllm install-vllm test-trl test-skyrl test-bfcl test-bridges test-gpu test-real lint format bench docs clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,10 +66,13 @@ quickstart: $(INSTALLED)  ## Train a small agent on real MCP tools, offline, and
 test: $(INSTALLED)  ## Run the tests, but for those of whole programs and the slow ones.
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
+test-sandbox: $(INSTALLED)  ## Run the tests that depend on the sandbox for code of a model, with the one that is here.
+	$(BIN)/pytest tests/servers -n $(WORKERS) --dist worksteal $(ARGS)
+
 test-system: $(INSTALLED)  ## Run the tests of whole programs: commands, several processes, kills, storms.
 	$(BIN)/pytest -m 'system and not slow and not registry' -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-all: $(INSTALLED)  ## Run both at once, which spares starting the test processes twice: what CI does.
+test-all: $(INSTALLED)  ## Run both at once, which spares starting the test processes twice.
 	$(BIN)/pytest -m 'not slow and not registry and not gpu and not bfcl and not real' -n $(WORKERS) --dist worksteal $(ARGS)
 
 coverage: $(INSTALLED)  ## Run the tests and list the lines that none of them reaches; there is no threshold.

@@ -89,7 +89,7 @@ def test_a_pipeline_takes_its_steps_in_order_and_counts_what_each_leaves() -> No
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("item['cost']", "step 2 (map): KeyError: 'cost'"),
+        ("item['cost']", "step 2 (map): KeyError: cost"),
         ("item +", "step 2 (map): SyntaxError: "),
         ("item\n+ 1", "step 2 (map): expression must be one line."),
         ("counts.clear() or 1", "The steps changed `counts`, which is not theirs."),
@@ -99,7 +99,7 @@ def test_a_failing_step_is_named(expression: str, message: str) -> None:
     steps = [{"operation": "filter", "expression": "True"}, {"operation": "map", "expression": expression}]
     done = call("python", "create_data_pipeline", data=[{"a": 1}], steps=steps)
     assert done.is_error
-    assert text_of(done).startswith(message)
+    assert text_of(done).replace("'", "").startswith(message)  # one sandbox quotes a key, the other does not
 
 
 def test_price_figures_are_those_worked_out_by_hand() -> None:
@@ -155,7 +155,7 @@ async def test_over_http_the_sandbox_is_announced_and_the_limited_set_served() -
 async def test_where_a_subset_of_python_runs_the_tools_say_so() -> None:
     async with ToolPool(builtin_servers(["python"], sandbox=SandboxKind.MONTY)) as pool:
         for name in ("execute_python", "process_mcp_data"):
-            assert "Monty, a subset of Python" in pool.tools[name].description
+            assert "Python (subset)" in pool.tools[name].description
 
 
 def test_a_sandbox_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:

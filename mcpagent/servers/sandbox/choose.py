@@ -38,7 +38,7 @@ class MontySandbox:
     SandboxUnavailable if the package is missing."""
 
     name = "monty"
-    language = "Monty, a subset of Python"
+    language = "Python (subset)"
 
     def __init__(self, limits: SandboxLimits) -> None:
         if pydantic_monty is None:

@@ -79,7 +79,7 @@ def test_an_error_names_itself_and_its_line(kind: SandboxKind, code: str, messag
     done = run(kind, code)
     assert done.is_error
     # Where a subset of Python runs, the error may come of that, and says so.
-    note = " [Monty, a subset of Python]" if kind is SandboxKind.MONTY else ""
+    note = " [Python (subset)]" if kind is SandboxKind.MONTY else ""
     assert message.format(note) in text_of(done)
     assert note in text_of(done)
 
