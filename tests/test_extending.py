@@ -114,7 +114,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason
 from mcpagent.reward.record import EpisodeRecord
-from mcpagent.reward.rule import total_reward
+from mcpagent.core.trajectory import total_reward
 from mcpagent.reward.terms import load_reward
 overrides = ["reward.terms=[my_terms:brief]", "reward.weights.brief=0.04"]
 reward = load_reward(load_train_config([], overrides).config.reward)

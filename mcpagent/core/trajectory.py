@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from pydantic import ConfigDict, Field
@@ -110,6 +111,19 @@ class Turn(Record):
     wall_s: float = 0.0
 
 
+def total_reward(terms: Sequence[RewardTerm]) -> float | None:
+    """Return the weighted sum; None if a weighted term did not run, or there is none."""
+    weighted = [(term.weight, term.value) for term in terms if term.weight != 0.0]
+    if not weighted:
+        return None
+    total = 0.0
+    for weight, value in weighted:
+        if value is None:
+            return None
+        total += weight * value
+    return total
+
+
 class Trajectory(Record):
     """One attempt at one task."""
 
@@ -135,15 +149,7 @@ class Trajectory(Record):
     @property
     def reward(self) -> float | None:
         """Weighted sum of the terms; None when the episode is unscored (a weighted term did not run)."""
-        weighted = [t for t in self.reward_terms if t.weight != 0.0]
-        if not weighted or self.stop_reason is StopReason.FAILED:
-            return None
-        total = 0.0
-        for term in weighted:
-            if term.value is None:
-                return None
-            total += term.weight * term.value
-        return total
+        return None if self.stop_reason is StopReason.FAILED else total_reward(self.reward_terms)
 
     def term(self, name: str) -> float | None:
         """Value of a reward term; None when it is absent or did not run."""

@@ -200,19 +200,6 @@ def grade_by_rule(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     )
 
 
-def total_reward(terms: Sequence[RewardTerm]) -> float | None:
-    """Return the weighted sum; None if a weighted term did not run, or there is none."""
-    weighted = [(term.weight, term.value) for term in terms if term.weight != 0.0]
-    if not weighted:
-        return None
-    total = 0.0
-    for weight, value in weighted:
-        if value is None:
-            return None
-        total += weight * value
-    return total
-
-
 def with_penalty(
     terms: Sequence[RewardTerm], *, active: bool, weight: float = PENALTY_WEIGHT
 ) -> tuple[RewardTerm, ...]:

@@ -8,10 +8,9 @@ import pytest
 
 from mcpagent.core.tasks import Message
 from mcpagent.core.tools import FailureKind
-from mcpagent.core.trajectory import FinishReason, StopReason
+from mcpagent.core.trajectory import FinishReason, StopReason, total_reward
 from mcpagent.env.episode import Episode, EpisodeLimits
 from mcpagent.errors import EpisodeError, UserError
-from mcpagent.reward.rule import total_reward
 from mcpagent.tools.pool import ToolPool
 from tests.env.world import (
     HISTORY,

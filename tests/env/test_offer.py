@@ -11,14 +11,13 @@ from mcp.server import MCPServer
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import FailureKind, ToolSpec, chat_schema
-from mcpagent.core.trajectory import StopReason
+from mcpagent.core.trajectory import StopReason, total_reward
 from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput
 from mcpagent.env.offer import Discovery, SearchableTools
 from mcpagent.env.parsing import DIALECT_OF
 from mcpagent.errors import UserError
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
-from mcpagent.reward.rule import total_reward
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer

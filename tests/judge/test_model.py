@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Judgement
+from mcpagent.core.trajectory import Judgement, total_reward
 from mcpagent.judge.model import JudgeRules, ModelJudge
 from mcpagent.judge.prompt import RUBRIC, question
 from mcpagent.llm.budget import BudgetSpent
 from mcpagent.llm.contract import ChatFailed, ChatReply, ChatRequest, FailureReason, Finish
 from mcpagent.reward.record import EpisodeRecord, grade
-from mcpagent.reward.rule import total_reward
 from tests.judge.judging import Asked
 from tests.reward.records import CLOSE, QUOTE, episode, made, turn
 from tests.reward.test_judge import OPEN, UNTYPED, task

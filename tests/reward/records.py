@@ -7,9 +7,9 @@ from typing import Any
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import FailureKind, ParseFailure, ToolCall, ToolResult
-from mcpagent.core.trajectory import RewardTerm, StopReason
+from mcpagent.core.trajectory import RewardTerm, StopReason, total_reward
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn
-from mcpagent.reward.rule import grade_by_rule, total_reward
+from mcpagent.reward.rule import grade_by_rule
 
 QUOTE = {"step": 1, "server": "stocks", "tool": "quote", "params": {"ticker": "AAPL"}}
 SEND = {"step": 2, "server": "chat", "tool": "send", "params": {"message": "${step1.close}"}}

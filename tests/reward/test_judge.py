@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import Judgement, StopReason
+from mcpagent.core.trajectory import Judgement, StopReason, total_reward
 from mcpagent.reward.judge import is_open_to_judge
 from mcpagent.reward.record import EpisodeRecord, grade
-from mcpagent.reward.rule import total_reward
 from mcpagent.reward.terms import ConfiguredReward
 from mcpagent.reward.validate import task_problems
 from tests.reward.records import CLOSE, QUOTE, episode, made, make_task, term, turn

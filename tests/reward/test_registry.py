@@ -20,7 +20,7 @@ def with_method(tmp_path: Path, method: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", ["llm_judge", "Rule", "", "rule ", None, 1, ["rule"]])
+@pytest.mark.parametrize("method", ["llm_judge", "Rule", "", "rule ", 1, ["rule"]])
 def test_a_record_with_an_unknown_method_is_refused_wherever_it_is_read(
     tmp_path: Path, method: object
 ) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mcpagent.core.tools import FailureKind, ToolResult
-from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
+from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn, total_reward
 from mcpagent.reward.record import record_of
-from mcpagent.reward.rule import TERM_NAMES, grade_by_rule, total_reward, turn_terms, with_penalty
+from mcpagent.reward.rule import TERM_NAMES, grade_by_rule, turn_terms, with_penalty
 from tests.reward.records import QUOTE, SEND, episode, made, make_task, reward, term, turn, values
 
 PLAN_ONLY = make_task(tool_sequence=[QUOTE, SEND])

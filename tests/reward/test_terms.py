@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from mcpagent.config.schema import RewardConfig
 from mcpagent.core.tasks import Task
-from mcpagent.core.trajectory import StopReason
+from mcpagent.core.trajectory import StopReason, total_reward
 from mcpagent.errors import UserError
 from mcpagent.reward.record import EpisodeRecord, grade
-from mcpagent.reward.rule import total_reward
 from mcpagent.reward.terms import DEFAULT_REWARD, ConfiguredReward, TermFunction, load_reward
 from tests.reward.records import CLOSE, QUOTE, episode, made, make_task, turn
 

@@ -18,9 +18,9 @@ from mcpagent.core.placeholders import (
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import PlanStep, StateCall, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
-from mcpagent.core.trajectory import StopReason
+from mcpagent.core.trajectory import StopReason, total_reward
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, checks_with_before, state_checks
-from mcpagent.reward.rule import grade_by_rule, total_reward
+from mcpagent.reward.rule import grade_by_rule
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
 from mcpagent.tools.catalog import near_match
 from mcpagent.tools.contract import Purpose, ToolProvider, ToolSession
