@@ -36,8 +36,9 @@ NO_ANSWER = "none"
 STATED_TYPES = frozenset({"number", "date", "name", "set", "list", "pairs", "choice", "yes_no"})
 _SENTENCE = 'End with "Answer: " and '
 _LONGEST_NAME = 80  # characters
+_OF_NUMBERS = "0123456789+-−.,eE "
 _MOST_DECIMALS = 6  # of a number that is asked for as it is
-_ITEMS = {"number": "numbers", "name": "names", "yes_no": "yes or no"}
+_ITEMS = {"number": "numbers", "name": "names", "yes_no": "answers yes or no"}
 _DONE = "done"  # what is said if nothing was asked for but a change
 
 
@@ -115,7 +116,7 @@ def form_of(check: AnswerCheck) -> str | None:
 
 
 def _number_form(check: AnswerCheck) -> str:
-    unit = f" in {check.unit}" if check.unit else ""
+    unit = f" in {check.unit.strip()}" if check.unit else ""
     plural = "" if check.decimals == 1 else "s"
     return f"number{unit}" + ("" if check.decimals is None else f" with {check.decimals} decimal{plural}")
 
@@ -180,6 +181,8 @@ def form_problem(check: AnswerCheck) -> str | None:
     if it can. References that are not followed yet are taken for fit."""
     if check.type not in STATED_TYPES or reference_texts(check.value):
         return None
+    if check.unit and not set(check.unit) - set(_OF_NUMBERS):
+        return f"the unit {check.unit!r} cannot be told from a number; word it otherwise"
     for value in (check.value, *check.accept):
         if problem := _value_problem(check, value):
             return problem
@@ -187,6 +190,8 @@ def form_problem(check: AnswerCheck) -> str | None:
 
 
 def _value_problem(check: AnswerCheck, value: Any) -> str | None:
+    if value is None:
+        return "there is no value; that the tools cannot tell is the type none"
     match check.type:
         case "number":
             return _number_problem(check, value)
@@ -238,7 +243,7 @@ def _number_problem(check: AnswerCheck, value: Any) -> str | None:
 
 def _name_problem(value: Any) -> str | None:
     text = format_value(value)
-    if not text.strip() or folded(text) == NO_ANSWER:
+    if not text.strip("*_` ") or folded(text) == NO_ANSWER:
         return f"{text!r} cannot be told from no answer; ask something else"
     if len(text) > _LONGEST_NAME or len(text.splitlines()) > 1:
         return f"{text[:_LONGEST_NAME]!r} has a line break or over {_LONGEST_NAME} characters; ask for less"
@@ -261,6 +266,8 @@ def as_decimal(value: Any) -> Decimal:
 
 def roundings(number: Decimal, decimals: int) -> set[Decimal]:
     """Return a number rounded to that many decimals, halves up and halves to even."""
+    if abs(number.adjusted()) > 350:  # past the range of floats
+        return {number}
     unit = Decimal(1).scaleb(-decimals)
     with localcontext(prec=400):  # the largest float has 309 digits
         return {number.quantize(unit, ROUND_HALF_UP), number.quantize(unit, ROUND_HALF_EVEN)}
@@ -288,21 +295,22 @@ def written_answer(check: AnswerCheck, value: Any) -> str:
     if is_json_object(value):
         if _needs_json(value):
             return json.dumps(dict(value), ensure_ascii=False)
-        return "; ".join(f"{thing}: {_written_item(check, item)}" for thing, item in value.items())
+        kind = item_type([*value.values()])
+        return "; ".join(f"{thing}: {_written_item(kind, check, item)}" for thing, item in value.items())
     if is_json_array(value):
         if _needs_json(value):
             return json.dumps(list(value), ensure_ascii=False)
-        return "; ".join(_written_item(check, item) for item in value) or NO_ANSWER
-    return _written_item(check, value)
+        kind = item_type(value)
+        return "; ".join(_written_item(kind, check, item) for item in value) or NO_ANSWER
+    return _written_item(check.type, check, value)
 
 
-def _written_item(check: AnswerCheck, value: Any) -> str:
+def _written_item(kind: AnswerType | None, check: AnswerCheck, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    is_number = isinstance(value, int | float) or (check.type == "number" and as_number(value) is not None)
-    if is_number and check.decimals is not None:
+    if kind == "number" and check.decimals is not None and as_number(value) is not None:
         return f"{min(roundings(as_decimal(value), check.decimals)):f}"
-    if check.type in ("date", "set", "list", "pairs") and (moment := Moment.read(str(value))):
+    if kind == "date" and (moment := Moment.read(str(value))):
         kept = moment.cut(check.precision)
         return kept.year or " ".join(filter(None, (kept.date, kept.time)))
     return " ".join(format_value(value).split())

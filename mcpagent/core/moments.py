@@ -44,11 +44,12 @@ class Moment:
         parts["seconds"] = parts["seconds"] or match["only_seconds"] or ""
         try:
             datetime.fromisoformat(f"{parts['date'] or '2000-01-01'} {parts['time'] or '00:00'}")
-            float(parts["seconds"][1:] or 0)
         except ValueError:
             return None
+        if float(parts["seconds"][1:] or 0) >= 60:
+            return None
         offset = parts["offset"].upper()
-        if offset in ("Z", "UTC"):
+        if offset in ("Z", "UTC", "-00:00", "-0000"):
             offset = "+00:00"
         elif offset and ":" not in offset:
             offset = f"{offset[:3]}:{offset[3:]}"
@@ -65,9 +66,8 @@ class Moment:
             return Moment(year=self.year or self.date[:4])
         return Moment(date=self.date) if precision == "day" and self.date else self
 
-    def agrees_with(self, other: Moment) -> bool:
-        """Return whether both say the same, as far as both say it; seconds and an offset may be left out."""
-        seconds = {float(each.seconds[1:]) for each in (self, other) if each.seconds}
-        offsets = {each.offset for each in (self, other) if each.offset}
-        same = (self.year, self.date, self.time) == (other.year, other.date, other.time)
-        return same and len(seconds) <= 1 and len(offsets) <= 1
+    def agrees_with(self, said: Moment) -> bool:
+        """Return whether `said` is this moment; it may leave out seconds and an offset."""
+        same = (self.year, self.date, self.time) == (said.year, said.date, said.time)
+        same &= not said.seconds or float(said.seconds[1:]) == float(self.seconds[1:] or 0)
+        return same and (not said.offset or not self.offset or said.offset == self.offset)

@@ -43,10 +43,11 @@ def _first_showing(
 
 
 def shows(value: Any, about: Sequence[str | Sequence[str]], made: RecordedCall) -> bool:
-    """Return whether the result of a call shows `value` about what `about` identifies."""
-    if value in (None, ""):
-        return False
+    """Return whether the result of a call shows `value` about what `about` identifies. What the call itself
+    said is not shown by an echo of it."""
     told = "\n".join(map(format_value, scalars(made.call.arguments)))
+    if value in (None, "") or stands_in(value, told):
+        return False
     names = [[each] if isinstance(each, str) else list(each) for each in about]
     left = [same for same in names if not any(stands_in(name, told) for name in same)]
     return any(

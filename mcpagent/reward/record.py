@@ -215,10 +215,9 @@ class Reward(Protocol):
         ...
 
 
-Grader = Callable[[Task, EpisodeRecord], tuple[RewardTerm, ...]]
-
-
 def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     """Return the terms of an ended episode, by the method that its task names."""
-    grader: Grader = REWARD_METHODS.load(task.reward_spec.method)
+    grader: Callable[[Task, EpisodeRecord], tuple[RewardTerm, ...]] = REWARD_METHODS.load(
+        task.reward_spec.method
+    )
     return grader(task, record)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from mcpagent.core.answer_line import folded
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import GroundTruth, PlanStep, StateCheck, Task
 from mcpagent.core.trajectory import RewardTerm, StopReason
+from mcpagent.core.values import scalars
 from mcpagent.reward.answer.verdict import Verdict, verdict_on
 from mcpagent.reward.assignment import Assignment, assign
 from mcpagent.reward.evidence import showing_calls
@@ -51,17 +53,23 @@ def required_calls(
 
 def _was_sought(step: PlanStep, calls: Sequence[RecordedCall]) -> bool:
     """Whether a call looked for what `step` does not find: it asked the server for one of its values,
-    whatever came back, or the result is an ordinary one, such as the list that has no such item."""
+    whatever came back, or got an ordinary result that is of no other thing, such as the list that has no such
+    item: its arguments are parts of what is sought (a folder), or numbers where a name is sought (a page)."""
     sought = {folded(format_value(value)) for value in step.params.values()}
-    return any(
-        made.was_made
-        and (made.user_turn, made.call.server) == (step.user_turn, step.server)
-        and (
-            not made.result.is_error
-            or sought & {folded(format_value(value)) for value in made.call.arguments.values()}
-        )
-        for made in calls
-    )
+    names = any(isinstance(value, str) for value in step.params.values())
+
+    def is_of_no_other(value: Any) -> bool:
+        if isinstance(value, str):
+            return any(folded(value) in each for each in sought)
+        return isinstance(value, bool) or value is None or names
+
+    def looks(made: RecordedCall) -> bool:
+        given = list(scalars(made.call.arguments))
+        asked = not sought.isdisjoint(folded(format_value(value)) for value in given)
+        return asked or (not made.result.is_error and all(map(is_of_no_other, given)))
+
+    at = (step.user_turn, step.server)
+    return any(made.was_made and (made.user_turn, made.call.server) == at and looks(made) for made in calls)
 
 
 def writing_steps(truth: GroundTruth, read_only: Collection[str] | None) -> list[int]:
@@ -319,15 +327,9 @@ def _may_hold(check: StateCheck, truth: GroundTruth, record: EpisodeRecord) -> b
 
 def _success(truth: GroundTruth, values: dict[str, float | None]) -> float | None:
     """1 if every gate that applies holds; None if one of them could not be read, or there is none."""
-    gates = [value for name in ("must_call", "abstain") if (value := values[name]) is not None]
-    outcome = [
-        *([values["state"]] if truth.state else []),
-        *([values["answer"]] if truth.final_answer is not None else []),
-    ]
-    if truth.abstain:
-        outcome.append(values["abstain"])
-    gates = [*gates, *outcome]
-    if not outcome and truth.tool_sequence:
+    outcome = [values["state"]] * bool(truth.state) + [values["answer"]] * (truth.final_answer is not None)
+    gates = [*outcome, *(v for name in ("must_call", "abstain") if (v := values[name]) is not None)]
+    if not outcome and not truth.abstain and truth.tool_sequence:
         gates.append(values["S"])
     if not gates or any(gate is None for gate in gates):
         return None

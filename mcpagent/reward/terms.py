@@ -203,10 +203,9 @@ def _load(place: str) -> TermFunction:
 def _signature_problem(function: object) -> str | None:
     if not inspect.isfunction(function):
         return f"is not a function but {type(function).__name__}"
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_one(function) for is_one in kinds):
         return "is a coroutine or a generator, and a term is a plain function"
-    if inspect.isasyncgenfunction(function):
-        return "is a generator, and a term is a plain function"
     signature = inspect.signature(function)
     try:
         bound = signature.bind(None, None)

@@ -68,6 +68,24 @@ NAME = AnswerCheck(type="name", value="Folk")
         ("Answer: Folk\n\nLet me know if you need more!", OUT),
         ("Answer: Folk\u2028Answer: Jazz", OUT),
         ("Answer: Folk\x0bor Jazz", OUT),
+        *(
+            (f"{second}\nAnswer: Folk", OUT)
+            for second in (
+                "1. Answer: Jazz",
+                "- [x] Answer: Jazz",
+                "+ Answer: Jazz",
+                "~~Answer: Jazz~~",
+                "Answer : Jazz",
+                "\u200bAnswer: Jazz",
+                "An\u00adswer: Jazz",
+                "\uff21nswer\uff1a Jazz",
+                '"Answer: Jazz"',
+                "(Answer: Jazz)",
+            )
+        ),
+        ("**Answer: Folk", RIGHT),
+        ("Answer: *Folk", WRONG),
+        ("Answer: **", OUT),
         ("Answer:", OUT),
         ("Answer:\nFolk", OUT),
         ("Folk", MISSING),
@@ -116,6 +134,9 @@ def test_other_accepted_values_are_right_too() -> None:
         ({"type": "number", "value": 1 / 3}, "decimals"),
         ({"type": "date", "value": "5 May 2026"}, "ISO form"),
         ({"type": "yes_no", "value": "maybe"}, "not true or false"),
+        ({"type": "name", "value": None}, "no value"),
+        ({"type": "name", "value": "**"}, "no answer"),
+        ({"type": "number", "value": 5, "unit": "E3"}, "cannot be told from a number"),
     ],
 )
 def test_what_the_sentence_cannot_state_is_refused_with_the_reason(check: dict[str, Any], words: str) -> None:

@@ -46,6 +46,8 @@ def recorded(made: Made) -> RecordedCall:
         (8, ["Aurora", "Oslo"], shown("Aurora | Oslo | 9\n\nNordlys | Oslo | 8"), False),
         (187.2, ["AAPL"], shown("AAPL closed at 187.20 dollars."), True),
         ("18", [], shown("1834"), False),
+        ("Ada", [], shown({"query": "Ada", "hits": 0}, "find", query="Ada"), False),
+        (31, [], shown("No results for 'Aurora 31'", "find", query="Aurora 31"), False),
     ],
 )
 def test_a_fact_is_shown_about_its_thing(value: Any, about: list[Any], made: Made, is_shown: bool) -> None:

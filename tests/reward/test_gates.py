@@ -44,11 +44,12 @@ def test_that_there_is_none_must_have_been_looked_up_and_any_look_counts() -> No
     assert [success(task, episode(turn(look), answer=none)) for look in looks] == [1.0, 1.0, 1.0]
     assert success(task, episode(turn(*looks), answer=none)) == 1.0
     elsewhere = [
+        made("quote", ticker="AAPL", server="stocks", structured={"close": 1.0}),
         made("quote", ticker="AAPL", **refused),
         made("history", server="chat"),
         made("quote", ticker="ZZZZ", server="stocks", failure=FailureKind.UNKNOWN_TOOL),
     ]
-    assert [success(task, episode(turn(look), answer=none)) for look in elsewhere] == [0.0, 0.0, 0.0]
+    assert [success(task, episode(turn(look), answer=none)) for look in elsewhere] == [0.0, 0.0, 0.0, 0.0]
     assert success(task, episode(answer=none)) == 0.0
     assert success(task, episode(turn(looks[0]), answer="Answer: 12.5")) == 0.0
 

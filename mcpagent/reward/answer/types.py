@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from mcpagent.core.answer_line import NO_ANSWER, as_decimal, folded, item_type, roundings
@@ -49,9 +50,10 @@ def _number(check: AnswerCheck, value: Any, given: str) -> bool | None:
 
 def _without_unit(given: str, unit: str | None) -> str:
     """Return an amount without the stated unit before or behind it."""
-    for name in map(re.escape, _PERCENT if unit in _PERCENT else (unit,) if unit else ()):
-        if match := re.fullmatch(rf"{name}\s*(.*)|(.*?)\s*{name}", given, re.IGNORECASE):
-            return match[1] or match[2]
+    for name in _PERCENT if unit in _PERCENT else (unit.strip(),) if unit else ():
+        for bare in (given.removesuffix(name), given.removeprefix(name)):
+            if bare != given:
+                return bare.strip()
     return given
 
 
@@ -80,16 +82,6 @@ def _choice(check: AnswerCheck, value: Any, given: str) -> bool | None:
     return _name(check, value, given)
 
 
-def _set(check: AnswerCheck, value: Any, given: str) -> bool | None:
-    items = _items(given)
-    return None if items is None else _same_items(check, value, items, in_order=False)
-
-
-def _list(check: AnswerCheck, value: Any, given: str) -> bool | None:
-    items = _items(given)
-    return None if items is None else _same_items(check, value, items, in_order=True)
-
-
 def _pairs(check: AnswerCheck, value: Any, given: str) -> bool | None:
     if given[:1] in _JSON:
         told = _parsed(given)
@@ -108,10 +100,11 @@ def _pairs(check: AnswerCheck, value: Any, given: str) -> bool | None:
     return by_name.keys() == gold.keys() and all(verdicts)
 
 
-def _same_items(
-    check: AnswerCheck, values: Sequence[Any], items: list[str], *, in_order: bool
-) -> bool | None:
-    """Whether `items` are the values, each as often as it is there."""
+def _several(check: AnswerCheck, values: Sequence[Any], given: str, *, in_order: bool) -> bool | None:
+    """Whether the items of a line are the values, each as often as it is there."""
+    items = _items(given)
+    if items is None:
+        return None
     one = _of_items(check, values)
     if any(read(one, values[0], item) is None for item in items):
         return None
@@ -142,7 +135,7 @@ def _items(given: str) -> list[str] | None:
 
 def _parsed(given: str) -> Any:
     try:
-        return json.loads(given, object_pairs_hook=_each_once)
+        return json.loads(given, object_pairs_hook=_each_once, parse_float=str, parse_int=str)
     except (ValueError, RecursionError):
         return None
 
@@ -164,7 +157,7 @@ _READERS: dict[str, Callable[[AnswerCheck, Any, str], bool | None]] = {
     "string": _name,
     "yes_no": _yes_no,
     "choice": _choice,
-    "set": _set,
-    "list": _list,
+    "set": partial(_several, in_order=False),
+    "list": partial(_several, in_order=True),
     "pairs": _pairs,
 }

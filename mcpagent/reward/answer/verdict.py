@@ -41,10 +41,16 @@ def verdict_on(
     if given is None:
         return Verdict.MISSING
     expected = accepted_values(check, results)
-    said = [_reading(check, value, text, on_line=on_line) for text in given for value in expected or [None]]
-    if any(said):
-        return Verdict.RIGHT if expected else Verdict.WRONG
-    return Verdict.WRONG if False in said else Verdict.OUT_OF_FORM
+    verdict = Verdict.OUT_OF_FORM
+    for text in given:
+        said = [_reading(check, value, text, on_line=on_line) for value in expected or [None]]
+        if any(said):
+            return Verdict.RIGHT if expected else Verdict.WRONG
+        if False in said:
+            verdict = Verdict.WRONG
+            if check.type == "choice":  # another option as it stands
+                break
+    return verdict
 
 
 def accepted_values(check: AnswerCheck, results: Mapping[str, Any]) -> list[Any]:
