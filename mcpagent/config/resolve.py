@@ -162,7 +162,7 @@ def resolve_entries(entries: Iterable[Entry]) -> Layer:
     for entry in entries:
         spelled = full_spelling(entry.key)
         if ".".join(spelled) in IGNORED:
-            layer.notes.append(no_effect(entry, "mcpagent needs no such setting"))
+            layer.notes.append(no_effect(entry, "there is no such setting any more"))
         else:
             _take(layer, entry, spelled)
     return layer

@@ -144,6 +144,7 @@ class Trajectory(Record):
     # Tools called that may change something, on servers that say which only read.
     writing: tuple[str, ...] = ()
     judgement: Judgement | None = None  # None: no judge was asked
+    grader: int = 1  # the version that graded it; the first did not name itself
     errors: tuple[str, ...] = ()
 
     @property

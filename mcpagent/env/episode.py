@@ -26,6 +26,7 @@ from mcpagent.env.offer import Discovery, OfferedTools, SearchableTools, offer
 from mcpagent.env.parsing import observations, parse_action
 from mcpagent.env.user import UserSimulator, UserTurn, secrets_of
 from mcpagent.errors import EpisodeError
+from mcpagent.reward.answer.verdict import GRADER
 from mcpagent.reward.judge import Judge
 from mcpagent.reward.record import EpisodeRecord, RecordedTurn, Reward, checks_with_before, state_checks
 from mcpagent.reward.rule import turn_terms
@@ -296,6 +297,7 @@ class Episode:
             read_only=self.read_only,
             writing=self.writing,
             judgement=self.judgement,
+            grader=GRADER,
             errors=tuple(self.errors),
         )
 

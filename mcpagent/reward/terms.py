@@ -177,7 +177,8 @@ def regraded(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
     if any(term.name == "penalty" and term.weight == 0.0 for term in trajectory.reward_terms):
         terms = with_penalty(terms, active=False)
     errors = [error for error in trajectory.errors if not error.startswith(NOT_RUN)]
-    return trajectory.model_copy(update={"reward_terms": terms, "errors": (*errors, *graded.errors)})
+    told = {"reward_terms": terms, "grader": GRADER, "errors": (*errors, *graded.errors)}
+    return trajectory.model_copy(update=told)
 
 
 def _load(place: str) -> TermFunction:

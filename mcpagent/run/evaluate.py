@@ -362,10 +362,10 @@ def read_evaluation(path: Path) -> EvalResult:
     if not path.exists():
         raise UserError("there is no such file", where=str(path), remedy=_EVALUATION)
     if path.name.endswith(RECORDS_SUFFIXES):
-        summary = summarise(read_trajectories(path, with_tokens=False))
-        if not summary.n_episodes:
+        played = DiskList(read_trajectories(path, with_tokens=False))
+        if not played:
             raise UserError("holds no episode", where=str(path), remedy=_EVALUATION)
-        return summary.with_provenance({})
+        return summarise(played).with_provenance({"reward": {"grader": played[0].grader}})
     return read_document(path, EvalResult, wrong="is not an evaluation", remedy=_EVALUATION)
 
 

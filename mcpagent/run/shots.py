@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def play_shots(
         raise UserError(
             f"only {len(shots)} of {count} shots could be played: {why}",
             where=str(path),
-            remedy="use fewer, or see what mcpagent env check --data of that file says",
+            remedy=f"use fewer, or see why: mcpagent env check --data {shlex.quote(str(path))}",
         )
     return tuple(shots)
 

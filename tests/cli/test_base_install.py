@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata as metadata
 import json
 import re
+import shutil
 import shlex
 import subprocess
 import tomllib
@@ -36,6 +37,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     f"data show {TRAIN}": (),
     f"data split {TRAIN} --out split": (),
     f"data dedupe {TRAIN} --out distinct.jsonl": ("data",),
+    f"data restate {TRAIN} --out restated.jsonl": (),
+    f"data export {TRAIN} --out rows.jsonl": (),
     "tools list": (),
     """tools call tavily.tavily_search '{"query": "interest rates"}'""": (),
     """tools bench tavily.tavily_search '{"query": "interest rates"}' --calls 2""": (),
@@ -123,7 +126,9 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
     for line, extras in (helps | COMMANDS).items():
         code, said = results[line]
         assert "Traceback" not in said, f"{line}: {said}"
-        if extras:
+        if "no sandbox to run code in" in said:  # what runs code without bubblewrap is in an extra
+            assert code and shutil.which("bwrap") is None and "mcpagent[servers]" in said, f"{line}: {said}"
+        elif extras:
             assert code == 2, f"{line}: {said}"
             _assert_names_what_is_missing(said, python=python, extras=extras)
         elif refusal := next((text for start, text in REFUSED.items() if line.startswith(start)), None):
@@ -133,7 +138,15 @@ def test_without_extras_each_command_works_or_names_what_it_lacks(
     code, said = results["doctor --servers none.json"]
     assert (code, "extra hf: " in " ".join(said.split())) == (1, True), said
     made = {path.name for path in work.iterdir()} - given.keys()
-    written = {"gold.jsonl", "part.jsonl", "converted.jsonl", "said.txt"}
+    written = {
+        "gold.jsonl",
+        "part.jsonl",
+        "converted.jsonl",
+        "said.txt",
+        "restated.jsonl",
+        "rows.jsonl",
+        "servers.yaml",
+    }
     assert made == {"samples", "made", "split", *written}
 
 

@@ -40,6 +40,7 @@ FAST = (
     "mcpagent data stats data/processed/train.jsonl",
     "mcpagent data stats data/processed/train.jsonl --json",
     "mcpagent data dedupe tasks.jsonl --out distinct.jsonl",
+    "mcpagent data restate train.jsonl --out restated.jsonl",
     "mcpagent data split distinct.jsonl --out data/mine --heldout 0.2 --validation 0.1",
     "mcpagent tools list --servers mcp.json",
     'mcpagent tools call tavily.tavily_search \'{"query": "QTPH price target"}\'',
@@ -124,7 +125,10 @@ ELSEWHERE = {
     "mcpagent eval judge-check --data train.jsonl --set judge.model=gpt-5-mini --out judge-check.json": KEY,
     "inspect eval examples/bridges/inspect_eval.py -T data=data/mine -T split=heldout"
     " --model openai/gpt-5": "tests/bridges/test_inspect.py",
-    "PYTHONPATH=. vf-eval @ verifiers.toml -m MODEL": "tests/bridges/test_verifiers.py",
+    "mcpagent data restate old.jsonl --out restated.jsonl": "tests/synth/datasets/test_restate.py",
+    "mcpagent eval model Qwen/Qwen3-0.6B --data data/mine/heldout.jsonl --out none.json": HUB,
+    "mcpagent eval model Qwen/Qwen3-0.6B --data data/mine/heldout.jsonl --shots 2 --out two.json": HUB,
+    'PYTHONPATH="$PWD" vf-eval @ verifiers.toml -m MODEL': "tests/bridges/test_verifiers.py",
     "python examples/bridges/http_episode.py http://127.0.0.1:8000 heldout 0": "tests/bridges/test_ors.py",
     "mcpagent env serve --data data/samples --port 8000": "tests/bridges/test_ors.py",
     "mcpagent train --dry-run --num-processes 8 --gpu-memory 80 --model Qwen/Qwen3-8B --mode full"

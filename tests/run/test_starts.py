@@ -28,7 +28,7 @@ pytestmark = pytest.mark.system
 
 MODES = {
     "lora": ("finetune.mode=lora",),
-    "lora of another rank": ("finetune.mode=lora", "lora.r=4", "lora.alpha=4"),
+    "lora of another rank": ("finetune.mode=lora", "lora.r=4", "lora.alpha=8"),
     "full": ("finetune.mode=full", "optimization.learning_rate=0.005"),
     "value head": ("finetune.mode=lora", "grpo.advantage=gae"),
 }
