@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +154,12 @@ class Shape:
                 node = node[step]
             node[slot.path[-1]] = value
         return arguments
+
+    def requiring(self, slots: Collection[Slot]) -> Shape:
+        """Return the shape in which these of the optional slots have to be filled too."""
+        template = {**self.template, **dict.fromkeys([slot.name for slot in slots])}
+        rest = tuple(slot for slot in self.optional if slot not in slots)
+        return Shape(template, (*self.required, *slots), rest)
 
 
 def argument_shape(spec: ToolSpec, given: Sequence[str] = ()) -> Shape:

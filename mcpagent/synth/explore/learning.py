@@ -23,6 +23,7 @@ from mcpagent.synth.explore.candidates import (
     LIKELY,
     POSSIBLE,
     Candidates,
+    Shape,
     Slot,
     add_own_values,
     argument_shape,
@@ -92,7 +93,8 @@ class _Tool:
 
     def attempts(self, rank: int) -> list[_Attempt]:
         """Return the next calls to make, of values of that `rank` at most; none of a tool that refuses."""
-        is_open = self.refused < _PATIENCE + len(self.facts) // 2
+        spare = 0 if self.facts else min(_OPTIONAL, _VARIED * len(self.shape.optional))
+        is_open = self.refused < _PATIENCE + spare + len(self.facts) // 2
         room = min(_WAVE, self.most - len(self.facts)) if is_open else 0
         # An optional parameter is worth a look, but not before the others are understood.
         varied = itertools.islice(self._new(self._varied()), len(self.facts) > 1)
@@ -107,16 +109,28 @@ class _Tool:
                 yield attempt
 
     def _combined(self, rank: int) -> Iterator[_Attempt]:
-        """Yield calls with a value for each slot that needs one: the likeliest of each, then all of them
-        with each other, or the right values of two parameters would seldom meet."""
-        slots = self.shape.required
-        yield from self._filled([slot.likeliest(rank) for slot in slots])
-        yield from self._filled([slot.values(rank) for slot in slots])
+        """Yield calls with a value for each slot that needs one; if none of them is answered, of one or two
+        optional slots too, since many schemas do not say what is required."""
+        if self.facts or self.refused < _PATIENCE:
+            yield from self._valued(self.shape, rank)
+        if not self.facts and self.refused:
+            groups = (itertools.combinations(self.shape.optional, size) for size in (1, 2))
+            shapes = [self.shape.requiring(slots) for slots in itertools.chain(*groups)]
+            for turn in itertools.zip_longest(*(self._valued(shape, rank) for shape in shapes)):
+                yield from filter(None, turn)
 
-    def _filled(self, columns: Sequence[Sequence[tuple[Candidates, Any]]]) -> Iterator[_Attempt]:
+    def _valued(self, shape: Shape, rank: int) -> Iterator[_Attempt]:
+        """Yield calls with the likeliest values of each slot, then with all of them with each other, or the
+        right values of two parameters would seldom meet."""
+        yield from self._filled(shape, [slot.likeliest(rank) for slot in shape.required])
+        yield from self._filled(shape, [slot.values(rank) for slot in shape.required])
+
+    def _filled(
+        self, shape: Shape, columns: Sequence[Sequence[tuple[Candidates, Any]]]
+    ) -> Iterator[_Attempt]:
         """Yield calls with a value of each column: first of values that came side by side, which are of one
         thing. No text is given twice: from a place to itself it is no way."""
-        slots = self.shape.required
+        slots = shape.required
         longest = max(map(len, columns), default=1) if all(columns) else 0
         places: Iterable[list[int]] = ([n] * len(slots) for n in self.rng.sample(range(longest), longest))
         if len(slots) > 1:
@@ -127,7 +141,7 @@ class _Tool:
             texts = [value for _, value in picked if isinstance(value, str)]
             if len(set(texts)) == len(texts):
                 given = [(slot, *each) for slot, each in zip(slots, picked, strict=True)]
-                yield _Attempt(self.shape.filled([value for _, value in picked]), given)
+                yield _Attempt(shape.filled([value for _, value in picked]), given)
 
     def _varied(self) -> Iterator[_Attempt]:
         """Yield the first call that worked with one more parameter."""
@@ -242,6 +256,9 @@ class _Learner:
         if attempt.base is not None and said == tool.answers[_key(attempt.base.arguments)]:
             return  # the parameter made no difference
         tool.answers[_key(attempt.arguments)] = said
+        extra = [slot for slot, *_ in attempt.given if slot in tool.shape.optional]
+        if extra and not tool.facts:  # what it was given is what it needs
+            tool.shape, tool.refused = tool.shape.requiring(extra), 0
         tool.facts.append(fact)
         # The next page of a list, if the answer says that there is one, or may have one.
         if fact.page < _PAGES and (fact.page > 1 or tool.followed < 3):
@@ -351,12 +368,16 @@ def _why_nothing(tool: _Tool) -> Silence:
     if tool.cut:
         return Silence("too_long", "gave answers that are too long to be shown whole", (name,))
     detail = f"{name} said: {tool.errors[0]}" if tool.errors else ""
-    names = list(dict.fromkeys(slot.name for slot in tool.shape.required if "enum" not in slot.lists))
-    if names:
+    slots = tool.shape.required or tool.shape.optional
+    names = list(dict.fromkeys(slot.name for slot in slots if "enum" not in slot.lists))
+    options = " ".join(f"--seed-value {each}=..." for each in names)
+    if names and tool.shape.required:
         why = "for which it took nothing that was tried" if tool.refused else "which nothing gave"
-        options = " ".join(f"--seed-value {name}=..." for name in names)
         text = f"cannot be asked without {' and '.join(names)}, {why}; name one: {options}"
         return Silence("no_value", text, (tool.spec.dotted,), detail)
+    if names and tool.refused:
+        text = f"refused every call, also with {' or '.join(names)}; name one: {options}"
+        return Silence("no_value", text, (name,), detail)
     if tool.refused:
         return Silence("refused", "refused every call", (name,), detail)
     return Silence("no_arguments", "cannot be called with arguments made from the schema alone", (name,))

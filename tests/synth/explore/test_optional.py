@@ -1,0 +1,100 @@
+"""Servers that do not say which parameters are required: a look-up is tried with the optional ones too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mcp.server.mcpserver.exceptions import ToolError
+
+from tests.synth.explore.worlds import World
+from tests.synth.running import explored
+
+_TOWERS = ("Amber", "Basalt", "Cobalt", "Dune", "Ember", "Flint", "Garnet", "Hazel", "Indigo", "Jasper")
+_BELLS = {
+    f"bl-{31 + 17 * n}": {"bell": f"bl-{31 + 17 * n}", "tower": f"{name} Tower", "weight": 410 + 37 * n}
+    for n, name in enumerate(_TOWERS)
+}
+
+
+def list_bells() -> dict[str, Any]:
+    """List the bells."""
+    return {"bells": [{"bell": row["bell"], "tower": row["tower"]} for row in _BELLS.values()]}
+
+
+def _told(bell: str | None, tower: str | None = None) -> dict[str, Any]:
+    row = _BELLS.get(bell or "")
+    if row is None or tower not in (None, row["tower"]):
+        raise ToolError("no such bell")
+    return row
+
+
+def _alone(bell: str | None = None) -> dict[str, Any]:
+    """Read a bell."""
+    return _told(bell)
+
+
+def _tells_nothing(bell: str | None = None) -> dict[str, Any]:
+    """Read a bell."""
+    return _BELLS.get(bell or "", {})
+
+
+def _among_others(
+    loud: bool = False, limit: int | None = None, note: str | None = None, bell: str | None = None
+) -> dict[str, Any]:
+    """Read a bell."""
+    return _told(bell)
+
+
+def _two_together(tower: str | None = None, bell: str | None = None) -> dict[str, Any]:
+    """Read a bell of a tower."""
+    if tower is None:
+        raise ToolError("no such bell")
+    return _told(bell, tower)
+
+
+def _next_to_a_required(detail: bool, bell: str | None = None) -> dict[str, Any]:
+    """Read a bell."""
+    return _told(bell) | {"detail": detail}
+
+
+def _all_without(bell: str | None = None) -> dict[str, Any]:
+    """Read a bell, or how many there are."""
+    return _told(bell) if bell else {"count": len(_BELLS)}
+
+
+@pytest.mark.parametrize(
+    "read", [_alone, _tells_nothing, _among_others, _two_together, _next_to_a_required, _all_without]
+)
+def test_a_look_up_is_tried_with_its_optional_parameters(read: Callable[..., Any]) -> None:
+    world = World("belfry", list_bells, read)
+    graph = world.learned()
+    asked = {fact.arguments.get("bell") for fact in graph.facts if fact.spec.name == read.__name__}
+    assert asked - {None} == set(_BELLS), "each bell that the list names"
+    assert world.calls[read.__name__] < 60
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("read", [_alone, _two_together])
+def test_what_is_learned_with_optional_parameters_gives_tasks(read: Callable[..., Any]) -> None:
+    data = explored(World("belfry", list_bells, read).pool(), {"train": 6, "heldout": 2})
+    assert {split: len(tasks) for split, tasks in data.tasks.items()} == {"train": 6, "heldout": 2}
+
+
+def test_a_tool_that_refuses_with_every_parameter_is_left_alone_and_the_option_is_named() -> None:
+    def read_bell(
+        bell: str | None = None, key: str | None = None, code: str | None = None, loud: bool = False
+    ) -> dict[str, Any]:
+        """Read a bell."""
+        raise ToolError("no such bell")
+
+    world = World("belfry", list_bells, read_bell)
+    (silence,) = world.learned().silences
+    assert silence.text == (
+        "refused every call, also with bell or key or code; "
+        "name one: --seed-value bell=... --seed-value key=... --seed-value code=..."
+    )
+    assert world.calls["read_bell"] <= 35
+    opened = World("belfry", _alone).learned(seed_values={"belfry._alone.bell": [next(iter(_BELLS))]})
+    assert opened.facts, "as the option gives it"
