@@ -277,7 +277,9 @@ class ServerSection(Section):
     isolation: Literal["shared", "episode"] | None = None
     safe_to_retry: StringTuple = ()  # tools that may be repeated although the server does not say so
     survives_restart: bool = False  # a new process knows what the old one was told
-    allow_writes: bool = False  # SQL that is more than one plain SELECT is sent too
+    # SQL that is more than one plain SELECT is sent too, and `gen-data --explore` may try what writes in an
+    # instance of its own, though that may work on data that all share.
+    allow_writes: bool = False
     # Forms (elicitation) that it wants filled in the middle of a call. defaults: with what the form itself
     # proposes; declined if a field that must be filled has no default.
     forms: Literal["refuse", "defaults"] = "refuse"

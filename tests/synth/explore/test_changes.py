@@ -20,7 +20,8 @@ from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import Rejection
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.setup import configured_servers, servers_with_own_state
-from tests.synth.running import in_own_process, tried
+from tests.running import mcpagent
+from tests.synth.running import in_own_process, tried, write_config
 
 pytestmark = pytest.mark.system
 NOTEBOOK = Path(__file__).with_name("notebook.py")
@@ -151,6 +152,29 @@ def test_a_server_that_keeps_what_is_added_is_left_alone_and_a_copy_of_its_data_
     copied = asyncio.run(run(is_copied=True))
     assert [change.spec.name for change in copied.changes] == ["add_note", "delete_note"]
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "writes"),
+    [
+        ("isolation: episode", False),
+        ("isolation: episode, allow_writes: true", True),
+        ("workspace: notes.json", True),
+    ],
+)
+def test_a_process_of_its_own_is_no_leave_to_write_to_what_all_processes_share(
+    tmp_path: Path, options: str, writes: bool
+) -> None:
+    file = tmp_path / "notes.json"
+    write_config(tmp_path, "notebook", NOTEBOOK, tmp_path / "log", file)
+    file.write_text(json.dumps({f"{one} Reef": {"text": one, "stars": 9} for one in ("Amber", "Coral")}))
+    (tmp_path / "c.yaml").write_text(f"tools: {{per_server: {{notebook: {{{options}}}}}}}")
+    counts = ("--train", "2", "--validation", "0", "--heldout", "0")
+    words = ("gen-data", "--explore", "--servers", "mcp.json", "--config", "c.yaml", *counts, "--out", "d")
+    done = mcpagent(*words, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "log").exists() is writes
+    assert bool(json.loads(done.stdout)["explored"]["changes"]) is ("workspace" in options)
 
 
 def test_nothing_is_tried_where_no_isolation_is_configured(tmp_path: Path) -> None:
