@@ -18,6 +18,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+from mcpagent.core.answer_line import folded
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore.graph import SELECT, Edge, Fact
@@ -318,20 +319,23 @@ def found_by(edge: Edge, about: str, *, is_itself: bool) -> str | None:
 
 def is_worth_asking(leaf: Leaf, fact: Fact) -> bool:
     """Return whether a value is an answer: not one that can be guessed (a short word, a small number, the
-    default of a parameter, an argument given back), nor prose, nor what nobody would count to."""
+    default of a parameter, an argument given back, its place in a list), nor prose, nor what nobody would
+    count to."""
     if not leaf.is_near or is_cursor(leaf.name) or is_paging(leaf.name):
         return False
     if leaf.level and not (leaf.level.key or leaf.level.only) and is_naming(leaf.name):
         return False  # the name of the second ship
-    given = {str(value).casefold() for value in scalars(fact.arguments)}
+    if any(str(leaf.value) in (str(level.index), str(level.index + 1)) for level in leaf.levels):
+        return False
+    given = {folded(str(value)) for value in scalars(fact.arguments)}
     schema = fact.spec.input_schema.get("properties", {}).get(leaf.name)
     is_default = isinstance(schema, dict) and "default" in schema and schema["default"] == leaf.value
-    if is_default or {str(leaf.value).casefold(), "true", "false"} & given:
+    if is_default or {folded(str(leaf.value)), "true", "false"} & given:
         return False
     if isinstance(leaf.value, str):
         if leaf.value.rstrip().endswith(":") or is_of_today(leaf.value):
             return False  # what stands above the answer; what is another one tomorrow
-        if given & set(re.findall(r"\w+(?:[.-]\w+)*", leaf.value.casefold())):
+        if given & set(re.findall(r"\w+(?:[.-]\w+)*", folded(leaf.value))):
             return False  # what repeats the question
         is_prose = len(leaf.value.split()) > 3 and (not leaf.name or leaf.value.rstrip().endswith((".", "!")))
         return len(leaf.value) >= 3 and any(map(str.isalnum, leaf.value)) and not is_prose

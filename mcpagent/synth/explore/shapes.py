@@ -14,6 +14,7 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
+from mcpagent.core.answer_line import folded
 from mcpagent.core.moments import Moment
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore import questions
@@ -99,7 +100,7 @@ class Shapes:
             value = rng.choice(column)
             picked = [place for place, other in enumerate(column) if other == value]
             goal = f"{goal} with {questions.field_of(leaf, fact)} {questions.said_value(value)}"
-        elif not is_naming(name) or len({str(value) for value in column}) < len(column):
+        elif not is_naming(name) or len({folded(str(value)) for value in column}) < len(column):
             return None
         if not 2 <= len(picked) <= _SHOWN:
             return None
@@ -136,7 +137,11 @@ class Shapes:
         alike = [o for o in self._by_spec[fact.spec.dotted] if o.arguments.keys() == fact.arguments.keys()]
         by_value = {str(leaf.value): (fact, leaf)}
         for other in rng.sample(alike, len(alike)):
-            if (each := other.same_as(leaf)) is not None and self._clear_goal(each, other):
+            if (
+                (each := other.same_as(leaf))
+                and self._is_clear(each, other)
+                and self._clear_goal(each, other)
+            ):
                 by_value.setdefault(str(each.value), (other, each))
         candidates = list(by_value.values())
         most, function = rng.choice(_MOST)
@@ -302,7 +307,7 @@ class Shapes:
                 if is_worth_asking(leaf, fact)
                 and (fact.arguments or not leaf.is_line)  # `Ada: on the late shift` in a list of guards
                 and (leaf.expression, leaf.value) not in plain
-                and (leaf.levels or (fact.spec.dotted, leaf.column) not in self._constant)
+                and self._is_clear(leaf, fact)
                 and self._is_told_apart(leaf, fact)
                 and (goal := self._clear_goal(leaf, fact))
             ]
@@ -336,14 +341,27 @@ class Shapes:
         return {name for fact in self.graph.facts for name in fact.spec.input_schema.get("properties", {})}
 
     @cached_property
-    def _constant(self) -> set[tuple[str, str]]:
-        """(tool, column) of what is the same in every result that tells it: often it names a thing itself,
-        as in `- Fluffy: halves the damage`."""
-        facts = self.graph.facts
-        told = {(fact.spec.dotted, leaf.column, str(leaf.value)) for fact in facts for leaf in fact.leaves}
-        values = Counter((tool, column) for tool, column, _ in told)
-        calls = Counter(fact.spec.dotted for fact in facts)
-        return {place for place, times in values.items() if times < 2 < calls[place[0]]}
+    def _unclear(self) -> set[tuple[str, str, str]]:
+        """(tool, column, folded value) of names that are one if they are read as people read them; without a
+        value if it is the same in every result and item that tells it: often it names a thing itself, as in
+        `- Fluffy: halves the damage`."""
+        told: dict[tuple[str, str], Counter[str]] = {}
+        for fact in self.graph.facts:
+            for leaf in fact.leaves:
+                told.setdefault((fact.spec.dotted, leaf.column), Counter())[str(leaf.value)] += 1
+        calls = Counter(fact.spec.dotted for fact in self.graph.facts)
+        unclear: set[tuple[str, str, str]] = set()
+        for (tool, column), times in told.items():
+            if len(times) == 1 and max(calls[tool], times.total()) > 2:
+                unclear.add((tool, column, ""))
+            names = Counter(map(folded, times))
+            unclear |= {(tool, column, name) for name in names if names[name] > 1}
+        return unclear
+
+    def _is_clear(self, leaf: Leaf, fact: Fact) -> bool:
+        """Whether a value is neither the same for all things nor taken for another one of its column."""
+        tellings = ((fact.spec.dotted, leaf.column, name) for name in ("", folded(str(leaf.value))))
+        return self._unclear.isdisjoint(tellings)
 
     @cached_property
     def _repeated(self) -> set[tuple[str, str, str, str]]:

@@ -158,3 +158,36 @@ def test_who_is_asked_for_a_date_need_not_say_the_time() -> None:
     answers = [task.truth.final_answer for task in made.tasks["train"]]
     checks = [check for check in answers if check and check.type == "date"]
     assert checks and {check.precision for check in checks} == {"day"}
+
+
+def test_what_a_reader_could_guess_or_take_for_another_is_not_asked() -> None:
+    rows = [
+        {"name": name, "place": n + 1, "cellar": "North", "wine": wine, "weight": 225 + 31 * n}
+        for n, (name, wine) in enumerate(
+            [("Ash", "Merlot"), ("Bay", "Syrah"), ("Elm", "MERLOT"), ("Fir", "Gamay"), ("Oak", "Malbec")]
+        )
+    ]
+
+    def list_casks() -> list[dict[str, Any]]:
+        """List the casks."""
+        return rows
+
+    def get_cask(cask: Literal["Ash", "Bay", "Elm", "Fir", "Oak"]) -> dict[str, Any]:
+        """One cask."""
+        row = next(row for row in rows if row["name"] == cask)
+        return {
+            "wine": row["wine"],
+            "cellar": "North",
+            "label": f"{cask[:2]} {cask[2:]}",
+            "mark": f" {cask.upper()}",
+        }
+
+    graph = World("winery", list_casks, get_cask).learned()
+    shapes, rng = Shapes(graph, graph.facts), Random(5)
+    drawn = [walk for _ in range(3000) if (walk := shapes.draw(rng)) is not None]
+    asked = {walk.goal for walk in drawn if walk.shape in ("single", "chain", "both", "missing_function")}
+    assert {"the weight of cask Elm", "the wine of cask Fir", "the label of cask Elm"} <= asked
+    for field in ("place", "cellar", "mark"):
+        assert not [goal for goal in asked if field in goal], field
+    named = {name for goal in asked if "wine" in goal for name in ("Ash", "Elm") if name in goal}
+    assert not named, "Merlot and MERLOT are one answer and two wines"
