@@ -328,6 +328,22 @@ def taken_by(slot: Slot, value: str | int) -> Any:
     return f"{SELECT}{value}" if slot.form == "sql" else str(value) if slot.type == "string" else value
 
 
+def naming(spec: ToolSpec, values: Sequence[str | int]) -> Iterator[JsonObject]:
+    """Yield arguments in which each parameter that the tool needs is one of the values, or of its schema's;
+    of a tool that needs nothing also with one parameter that it may be given."""
+    shape = argument_shape(spec)
+    more = [] if shape.required else [slot for slot in shape.optional if not is_paging(slot.name)]
+    for each in (shape, *(shape.requiring([slot]) for slot in more)):
+        columns = [
+            slot.schema.get("enum")
+            or [taken_by(slot, v) for v in values if slot.type == "string" or isinstance(v, int)]
+            for slot in each.required
+            if slot.type in ("string", "integer", "number")
+        ]
+        if len(columns) == len(each.required):
+            yield from map(each.filled, itertools.islice(itertools.product(*columns), _DRAWN))
+
+
 def _relation(slot: Slot, spec: ToolSpec, source: ToolSpec, leaf: Leaf) -> int:
     """How much the names of a parameter, a field and their tools say that one feeds the other: 0 to 3."""
     of_list = leaf.level.kind if leaf.level and not leaf.tail else ""  # an item goes by the name of its list

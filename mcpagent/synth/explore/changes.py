@@ -22,6 +22,7 @@ from mcpagent.synth.explore.candidates import (
     add_own_values,
     argument_shape,
     learned_rank,
+    naming,
     value_form,
 )
 from mcpagent.synth.explore.effects import MOST_CHECKS, EffectCheck, check_of, covering, folder_of
@@ -214,12 +215,8 @@ def reads_about(call: Fact, readers: Sequence[ToolSpec], facts: Sequence[Fact]) 
         calls = [fact for fact in facts if fact.spec is reader and fact.page == 1]
         calls.sort(key=lambda fact: set(map(str, scalars(fact.arguments))).isdisjoint(texts))
         options = [fact.arguments for fact in calls[:_OF_A_TOOL]]
-        shape = argument_shape(reader)
-        if not shape.required:
-            options.insert(0, shape.template)
-        elif len(shape.required) == 1 and not shape.required[0].schema.get("enum"):
-            kind = str if shape.required[0].type == "string" else int
-            options += [shape.filled([value]) for value in given if isinstance(value, kind)]
+        if len(reader.input_schema.get("required", ())) < 2:
+            options += naming(reader, given)
         made |= {about(read): read for arguments in options for read in [Fact(reader, arguments)]}
     return tuple(made.values())[:_READS]
 

@@ -13,9 +13,11 @@ from mcpagent.core.placeholders import shown_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
+from mcpagent.core.tools import ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import text_digest
+from mcpagent.synth.explore.candidates import naming
 from mcpagent.synth.explore.changes import Change, draw_change, state_of, watching
 from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.leaves import leaves_of
@@ -26,7 +28,7 @@ from mcpagent.synth.explore.walks import Walk, about
 from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task, task_id
-from mcpagent.synth.tasks.run import CallCache, says_no
+from mcpagent.synth.tasks.run import CallCache, SynthSession, says_no
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.synth.templates.rules import (
@@ -37,6 +39,7 @@ from mcpagent.synth.templates.rules import (
     fill_splits,
 )
 from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.languages import takes_language
 
 _SPARE_TURNS = 3
 _LACKING = 3  # solvable walks for each in which nothing is to be called
@@ -201,7 +204,7 @@ class _WalkSource:
         outcome = await self._exists(candidate)
         outcome = outcome or await ground(draft, self.learned.cache)
         if isinstance(outcome, Task) and candidate.lack == "function":
-            return self._without(outcome, candidate)
+            return await self._without(outcome, candidate)
         return outcome
 
     async def _exists(self, walk: Walk) -> Rejection | None:
@@ -218,29 +221,48 @@ class _WalkSource:
                     return Rejection(RejectCode.EXISTS, detail)
         return None
 
-    def _without(self, task: Task, walk: Walk) -> Task | Rejection:
-        """Take away every tool that was seen to give the answer or takes it as an argument, by which a list
-        tells it (`list_pledges(state)`), and those that were not seen at all."""
-        graph, facts = self.learned.graph, answer_facts(task)
+    async def _without(self, task: Task, walk: Walk) -> Task | Rejection:
+        """Take away every tool that gives the answer, was seen to give a field of its name, or takes it as an
+        argument, by which a list tells it (`list_pledges(state)`); those that were not seen at all, and those
+        that execute what they are told."""
+        graph, facts, fact = self.learned.graph, answer_facts(task), walk.steps[-1].fact
 
         def tells(value: Any) -> bool:
             return any(stands_in(fact, str(value)) for fact in facts)
 
-        asked = {leaf.name for leaf in walk.steps[-1].fact.leaves if leaf.name and tells(leaf.value)}
-        unseen = {tool for silence in graph.silences for tool in silence.tools}
-        telling = {walk.steps[-1].fact.spec.dotted, *unseen}
+        asked = {leaf.name for leaf in fact.leaves if leaf.name and tells(leaf.value)}
+        telling = {fact.spec.dotted, *(tool for silence in graph.silences for tool in silence.tools)}
         telling |= {
             other.spec.dotted
             for other in graph.facts
-            if asked & {*other.spec.input_schema.get("properties", {})}
+            if asked & {*other.spec.input_schema.get("properties", {}), *(leaf.name for leaf in other.leaves)}
             or any(map(tells, (*scalars(other.arguments), *(leaf.value for leaf in other.leaves))))
         }
+        named = [value for value in scalars(fact.arguments) if type(value) in (str, int)]
+        named += [name for seen in walk.seen for names in seen.about for name in names]
+        async with self.learned.cache.session(only_reads=True) as session:
+            for spec in self.offer.catalog.values():
+                if spec.dotted in telling or not spec.annotations.read_only:
+                    continue
+                if takes_language(spec) or await _answers(session, spec, list(dict.fromkeys(named)), tells):
+                    telling.add(spec.dotted)
         seed = derive_seed(self.seed, walk.key)
         tools = self.offer.tools_for(set(), seed=seed, withheld=telling)
         if not tools:
             return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
         withheld = sorted(telling)
         return abstaining(task, tools, offer=self.offer, withheld=withheld)
+
+
+async def _answers(
+    session: SynthSession, spec: ToolSpec, named: Sequence[str | int], tells: Callable[[Any], bool]
+) -> bool:
+    """Whether a tool tells the answer if it is called with what a question names."""
+    for arguments in naming(spec, named):
+        result = await session.call(server=spec.server, tool=spec.name, arguments=arguments)
+        if not result.is_error and any(tells(leaf.value) for leaf in leaves_of(shown_value(result))):
+            return True
+    return False
 
 
 def _draft(

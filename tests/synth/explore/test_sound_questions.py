@@ -230,3 +230,65 @@ def test_a_thing_has_the_name_by_which_the_tool_tells_of_it(tool: str, descripti
     spec = ToolSpec(server="almanac", name=tool, description=description, input_schema={})
     fact = Fact(spec, {"revision": "afa689e"}, (Leaf("@.date", "2026-03-04", ("date",)),))
     assert goal_of(fact.leaves[0], fact) == goal
+
+
+_JARS = {f"J-{100 + 7 * n}": f"{chr(97 + n % 26) * 2}{n}" for n in range(200)}  # more than are learned
+
+
+def list_jars(shelf: Literal[0, 1, 2, 3]) -> dict[str, Any]:
+    """List the jars of a shelf."""
+    return {"jars": [{"jar": jar, "name": f"pot {n}"} for n, jar in enumerate(_JARS) if n % 4 == shelf]}
+
+
+def get_jar(jar: str) -> dict[str, Any]:
+    """Get one jar."""
+    return {"honey": _inside(jar)}
+
+
+def list_bees() -> dict[str, Any]:
+    """List the bees."""
+    return {"bees": ["Anthophora", "Bombus", "Osmia", "Xylocopa"]}
+
+
+def _inside(jar: str) -> str:
+    if jar not in _JARS:
+        raise ToolError(f"there is no {jar}")
+    return _JARS[jar]
+
+
+def _open(jar: str) -> dict[str, str]:
+    """Open one jar."""
+    return {"inside": _inside(jar)}
+
+
+def _look(jar: str | None = None) -> dict[str, str]:
+    """Look at the jars, or at one jar."""
+    return {"jars": "150"} if jar is None else {"seen": f"a spoon of {_inside(jar)}"}
+
+
+def _mix(jar: str, spoon: str) -> list[str]:
+    """Mix the jar with another jar (the spoon)."""
+    return [f"part {_inside(jar)}", f"part {_inside(spoon)}"]
+
+
+def _query(sql: str) -> list[dict[str, str]]:
+    """Run SQL: SELECT * FROM jars or SELECT 1."""
+    return [{"one": "1 row"}]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("other", [_open, _look, _mix, _query])
+def test_no_tool_that_is_left_gives_the_answer_if_it_is_called_with_what_is_named(other: Any) -> None:
+    weights = {"single": 2, "missing_function": 3}
+    world = World("larder", list_jars, get_jar, list_bees, other)
+    made = explored(world.pool(), {"train": 90}, seed=3, asked=Asked(weights=weights))
+    lacking = [t for t in made.tasks["train"] if t.extra_info["shape"] == "missing_function"]
+    assert len(lacking) >= 5
+    for task in lacking:
+        assert not task.truth.tool_sequence and "larder.list_bees" in task.extra_info["tools"]
+        named = [jar for jar in _JARS if jar.lower() in said(task)]
+        if other is _query:
+            assert "larder._query" not in task.extra_info["tools"], "a language can ask for anything"
+        elif f"larder.{other.__name__}" in task.extra_info["tools"]:
+            told = str(other(*named[:1] * (1 + (other is _mix))))
+            assert not named or _JARS[named[0]] not in told, said(task)
