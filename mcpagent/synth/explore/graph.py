@@ -31,7 +31,8 @@ SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 @dataclass(frozen=True)
 class Fact:
     """A call that gave an answer of its own. `page` counts from 1; `is_whole`: the lists of the answer are
-    all that there is. `prose` is an answer that is no JSON."""
+    all that there is. `prose` is an answer that is no JSON. A call with a value that `is_drawn` is of nothing
+    that a schema, a result or the user names."""
 
     spec: ToolSpec
     arguments: JsonObject
@@ -39,12 +40,13 @@ class Fact:
     page: int = 1
     is_whole: bool = True
     prose: str = ""
+    is_drawn: bool = False
 
     @property
     def is_sayable(self) -> bool:
-        """Whether a person could say what the call is about: not of a later page, nor of a list that is
-        sorted in some way."""
-        return self.page == 1 and not any(map(is_order, self.arguments))
+        """Whether a person would say what the call is about: not of a later page, nor of a list that is
+        sorted in some way, nor with a drawn value."""
+        return self.page == 1 and not self.is_drawn and not any(map(is_order, self.arguments))
 
     @property
     def texts(self) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ from mcpagent.synth.explore.candidates import (
 )
 from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, grouped
 from mcpagent.synth.explore.leaves import Leaf, leaves_of, told_number
-from mcpagent.synth.explore.paging import is_whole, next_page
+from mcpagent.synth.explore.paging import is_paging, is_whole, next_page
 from mcpagent.synth.explore.questions import is_of_today
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
@@ -247,7 +247,10 @@ class _Learner:
         leaves += tuple(told_number(value, [*scalars(attempt.arguments), *defaults]))
         is_all = attempt.page == 1 and is_whole(tool.spec, attempt.arguments, value)
         prose = "" if result.content.lstrip()[:1] in ("{", "[") else result.content
-        fact = Fact(tool.spec, attempt.arguments, leaves, attempt.page, is_all, prose)
+        is_drawn = (attempt.base is not None and attempt.base.is_drawn) or any(
+            place is slot.lists.get("drawn") and not is_paging(slot.name) for slot, place, _ in attempt.given
+        )
+        fact = Fact(tool.spec, attempt.arguments, leaves, attempt.page, is_all, prose, is_drawn)
         self._learn(fact)
         if result.truncated_chars:
             tool.cut += 1
@@ -309,7 +312,9 @@ class _Learner:
         """Return what was learned, with why tools gave nothing, those of which `silences` say it too."""
         graph = ToolGraph(calls=self.calls, failed=self.failed)
         silent = [tool for tool in self.tools if tool.is_vain or not tool.facts]
-        graph.silences = grouped([*map(_why_nothing, silent), *silences])
+        drawn = [tool for tool in self.tools if tool.facts and all(fact.is_drawn for fact in tool.facts)]
+        made_up = [_why_unasked(tool) for tool in drawn if tool not in silent]
+        graph.silences = grouped([*map(_why_nothing, silent), *made_up, *silences])
         for fact in (fact for tool in self.tools if tool not in silent for fact in tool.facts):
             graph.add(fact)
         return graph
@@ -358,6 +363,14 @@ def _refuse(tool: _Tool, attempt: _Attempt, refusal: str, result: ToolResult) ->
             # What it was given is repeated whole, or its beginning.
             named = [v for v in listed_values(refusal) if not any(text.startswith(v) for text in repeated)]
             slot.add("named in a refusal", LIKELY, named)
+
+
+def _why_unasked(tool: _Tool) -> Silence:
+    """Why nobody would ask what a tool answered."""
+    names = [slot.name for slot in tool.shape.slots if "drawn" in slot.lists and slot.lists["drawn"].accepted]
+    options = " ".join(f"--seed-value {name}=..." for name in dict.fromkeys(names))
+    text = f"answered drawn values alone, which nobody would ask about; name some: {options}"
+    return Silence("drawn", text, (tool.spec.dotted,))
 
 
 def _why_nothing(tool: _Tool) -> Silence:

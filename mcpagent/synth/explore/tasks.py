@@ -87,14 +87,14 @@ async def explore_dataset(
     UserError if no tool may be called, or none gives anything to ask about.
     """
     check_counts(counts)
-    if not learned.graph.facts:
+    facts, asked = [fact for fact in learned.graph.facts if fact.is_sayable], asked or Asked()
+    if not facts:
         why = "; ".join(f"{', '.join(silence.tools)}: {silence.text}" for silence in learned.graph.silences)
         raise UserError(
             f"there is nothing to make tasks from: {why}",
             remedy="name the tools that only read: --read-only SERVER.TOOL,... (tools.read_only); or write "
             "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
-    facts, asked = [fact for fact in learned.graph.facts if fact.is_sayable], asked or Asked()
     splits = [split for split in SPLITS if counts.get(split)]
     askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
     subjects = Subjects(learned.graph.facts)

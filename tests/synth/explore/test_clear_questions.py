@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
+from mcpagent.errors import UserError
 from mcpagent.synth.explore.shapes import Shapes
 from mcpagent.synth.explore.tasks import Asked
 from mcpagent.synth.explore.walks import Walk
@@ -191,3 +192,43 @@ def test_what_a_reader_could_guess_or_take_for_another_is_not_asked() -> None:
         assert not [goal for goal in asked if field in goal], field
     named = {name for goal in asked if "wine" in goal for name in ("Ash", "Elm") if name in goal}
     assert not named, "Merlot and MERLOT are one answer and two wines"
+
+
+@pytest.mark.system
+def test_an_amount_or_a_day_that_was_drawn_is_in_no_question() -> None:
+    fares = {"Alder": 310, "Birch": 425, "Cedar": 577, "Dove": 713, "Elm": 828}
+
+    def list_stops() -> list[dict[str, Any]]:
+        """List the stops."""
+        return [{"id": 3100 + n, "name": name} for n, name in enumerate(fares)]
+
+    def get_stop(stop_id: int) -> dict[str, Any]:
+        """Get a stop."""
+        return {"fare": list(fares.values())[range(3100, 3105).index(stop_id)]}
+
+    def timetable(stop: str, day: str) -> dict[str, Any]:
+        """The timetable of a stop on a day (YYYY-MM-DD)."""
+        return {"trains": fares[stop] % 37 + sum(map(ord, day))}
+
+    def convert(amount: float, unit: Literal["mile", "league"] = "mile") -> dict[str, Any]:
+        """Convert an amount to metres."""
+        return {"metres": amount * {"mile": 1609, "league": 4828}[unit]}
+
+    def settled(amount: int = 0) -> dict[str, Any]:
+        """What is settled of an amount."""
+        return {"settled": 7919 + 3 * amount}
+
+    world = World("line", list_stops, get_stop, timetable, convert, settled)
+    graph = world.learned()
+    assert {"timetable", "convert"} <= {fact.spec.name for fact in graph.facts}, "they answer"
+    said = [silence.sentence for silence in graph.silences]
+    assert any("convert answered drawn values" in text and "--seed-value amount=" in text for text in said)
+    made = explored(world.pool(), {"train": 20}, seed=1).tasks["train"]
+    steps = [step for task in made for step in task.truth.tool_sequence]
+    assert {step.tool for step in steps} <= {"list_stops", "get_stop", "settled"}
+    assert any(step.tool == "get_stop" for step in steps), "an id that a list has shown"
+    assert all(not step.params for step in steps if step.tool == "settled")
+    with pytest.raises(UserError, match="convert: answered drawn values alone"):
+        explored(World("line", convert).pool(), {"train": 2})
+    named = World("line", convert).learned(seed_values={"line.convert.amount": [3, 26.2]})
+    assert {fact.arguments["amount"] for fact in named.facts if fact.is_sayable} == {3, 26.2}
