@@ -6,8 +6,8 @@ from __future__ import annotations
 import importlib.metadata as metadata
 import json
 import re
-import shutil
 import shlex
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
