@@ -12,14 +12,9 @@ from itertools import takewhile
 from typing import Any
 
 from mcpagent.core.answer_line import right_message
-from mcpagent.core.placeholders import (
-    PlaceholderError,
-    format_value,
-    reference_texts,
-    resolve_references,
-    text_value,
-)
+from mcpagent.core.placeholders import PlaceholderError, format_value, reference_texts, resolve_references
 from mcpagent.core.records import JsonObject
+from mcpagent.core.shown_values import text_value
 from mcpagent.core.tasks import PlanStep, Task
 from mcpagent.core.tools import search_name
 from mcpagent.core.trajectory import Completion

@@ -15,7 +15,8 @@ from mcpagent.core.matching import (
     resolve_rules,
     same_tool,
 )
-from mcpagent.core.placeholders import PlaceholderError, references, shown_value
+from mcpagent.core.placeholders import PlaceholderError, references
+from mcpagent.core.shown_values import shown_value
 from mcpagent.core.tasks import PlanCall, PlanStep
 from mcpagent.reward.record import RecordedCall
 

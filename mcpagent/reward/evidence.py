@@ -10,13 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from mcpagent.core.placeholders import (
-    PlaceholderError,
-    format_value,
-    nested_value,
-    resolve_references,
-    text_value,
-)
+from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references
+from mcpagent.core.shown_values import nested_value, text_value
 from mcpagent.core.tasks import EvidenceFact
 from mcpagent.core.values import is_json_array, is_json_object, scalars
 from mcpagent.reward.answer.shown import stands_in

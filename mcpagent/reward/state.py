@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcpagent.core.matching import expect_holds, others_unchanged
-from mcpagent.core.placeholders import PlaceholderError, resolve_references, result_value
+from mcpagent.core.placeholders import PlaceholderError, resolve_references
+from mcpagent.core.shown_values import result_value
 from mcpagent.core.tasks import StateCheck
 from mcpagent.core.tools import ToolResult
 

@@ -9,14 +9,24 @@ from hypothesis import strategies as st
 
 from mcpagent.core.placeholders import (
     PlaceholderError,
+    leaves_read,
     lookup_path,
     reference_texts,
     references,
     resolve_references,
-    text_value,
 )
+from mcpagent.core.shown_values import text_value
 
 RESULTS: dict[str, Any] = {
+    "step4": {
+        "calls": [
+            {"ship": "Aurora", "day": "2026-02-01", "boxes": 3},
+            {"ship": "Caravel", "day": "2026-01-31", "boxes": 2},
+            {"ship": "Aurora", "day": "2026-03-04", "boxes": 4},
+            {"ship": "Dhow", "day": "2026-02-28", "boxes": 9},
+        ],
+        "stats": "Min: 12\nAverage: 123.57 CHF\nMedian: 99",
+    },
     "step1": {"close": 187.2, "from": "desk", "tags": ["a", "b"], "ok": True, "none": None},
     "step3": {
         "rows": [
@@ -63,6 +73,28 @@ RESULTS: dict[str, Any] = {
         ("at ${step1.close}, ${step1.ok}, ${step1.none}, ${step1.tags}", 'at 187.2, true, null, ["a", "b"]'),
         ("${0.1 + 0.2} and ${1 / 3}", "0.3 and 0.3333333333"),
         ({"a": ["${step1.close}", 7]}, {"a": [187.2, 7]}),
+        ('${pluck(where(step3.rows, "tons", "<", 20), "name")}', ["Aurora", "Caravel"]),
+        ('${count(where(step3.rows, "port", "=", "Oslo"))}', 2),
+        ('${pluck(where(step3.rows, "name", "in", pluck(step4.calls, "ship")), "tons")}', [5, 12]),
+        ('${count(where(step4.calls, "day", "between", "2026-02-01", "2026-02-28"))}', 2),
+        ('${days(min(pluck(step4.calls, "day")), max(pluck(step4.calls, "day")))}', 32),
+        ('${most_common(pluck(step4.calls, "ship"))}', "Aurora"),
+        ('${group_count(pluck(step3.rows, "port"))}', {"Oslo": 2, "Cadiz": 1}),
+        ('${max_by(step3.rows, "tons").name}', "Borealis"),
+        ('${min_by(step4.calls, "day").ship}', "Caravel"),
+        ('${mean(pluck(step3.rows, "tons"))}', 15.6666666667),
+        # 5*3 + 5*4 + 12*2: each call with the tons of its ship
+        (
+            '${sum_products(pluck(join(step4.calls, "ship", step3.rows, "name"), "boxes"), '
+            'pluck(join(step4.calls, "ship", step3.rows, "name"), "tons"))}',
+            59,
+        ),
+        ('${pluck(join(step3.rows, "name", step4.calls, "ship"), "boxes")}', [3, 4, 2]),
+        ("${step1.close >= 100 and not step1.close == 187}", True),
+        ('${has(step1.tags, "c")}', False),
+        ("id in (${quoted(step1.tags)})", "id in ('a', 'b')"),
+        ('${in_one_text(step1.tags, ", ")}', "a, b"),
+        ('${number(after(step4.stats, "Average:"), 0)}', 123.57),
         ("costs $5 {x}", "costs $5 {x}"),
         (3, 3),
     ],
@@ -77,7 +109,7 @@ def test_references_become_values(value: Any, expected: Any) -> None:
     ("expression", "says"),
     [
         ("step1.open", "no 'open'"),
-        ("step4.close", "step4 has no result"),
+        ("step5.close", "step5 has no result"),
         ("step2.results[2].title", "index 2 of a list of 2"),
         ("step1.close / 0", "division"),
         ("step1.from + 1", "not a number"),
@@ -88,7 +120,21 @@ def test_references_become_values(value: Any, expected: Any) -> None:
         ('find(pluck(step3.rows, "port"), "Genoa")', "'Genoa' occurs 0 times"),
         ("argmax(3, 5, 5)", "5 occurs 2 times"),
         ('pluck(step3.rows, "flag")', "no 'flag'"),
-        ('max(pluck(step3.rows, "name"))', "not a number"),
+        ('max(pluck(step3.rows, "name"))', "are not numbers, nor dates of one form"),
+        ('max_by(step3.rows, "port")', "are not numbers"),
+        ('most_common(pluck(step3.rows, "name"))', "no one value is the most common"),
+        ('where(step3.rows, "tons", "~", 3)', "'~' is not one of"),
+        ('where(step3.rows, "tons", "between", 3)', "between"),
+        ('join(step3.rows, "port", step1.tags, "port")', "no 'port'"),
+        ('after(step2.results[0].title, "o")', "occurs 3 times"),
+        ("days(step1.from, step1.from)", "two dates"),
+        ("step1.close and step1.ok", "not true or false"),
+        ("1 < step1.close < 3", "only paths"),
+        ("open('/etc/passwd')", "only paths"),
+        ("[x for x in step1.tags]", "only paths"),
+        ("where(step3.rows, lambda: 1, '<', 3)", "only paths"),
+        ("*".join(["9" * 40] * 7) + " * " + "9" * 12 + "1e308", "at most 300"),
+        ("*".join(["9" * 70] * 4) + " * 1.5 * 1e200", "not finite"),
         ("count(step1.close)", "not a list"),
         ("count_over(step1.tags, 2)", "not a number"),
         ("at(3, 1, 2)", "index 3 of a list of 2"),
@@ -147,7 +193,51 @@ def test_a_result_without_structure_is_read_from_its_text() -> None:
         assert text_value(prose) == {"text": prose}
 
 
-@given(st.text(alphabet="step12.close[]()+-*/,'\"${} abs", max_size=40))
+@given(st.text(alphabet="step12.close[]()+-*/<=,'\"${} where join abs", max_size=40))
 def test_an_expression_resolves_or_raises_placeholder_error(text: str) -> None:
     with contextlib.suppress(PlaceholderError):
         resolve_references("${" + text + "}", RESULTS)
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries({"k": st.integers(0, 4), "n": st.integers(-9, 9), "d": st.dates().map(str)}),
+    max_size=8,
+)
+
+
+@given(ROWS, ROWS, st.integers(-9, 9))
+def test_filters_joins_and_sums_give_what_plain_python_gives(left: Any, right: Any, least: int) -> None:
+    results = {"step1": {"a": left}, "step2": {"b": right}}
+
+    def value(expression: str) -> Any:
+        return resolve_references("${" + expression + "}", results)
+
+    assert value(f'where(step1.a, "n", ">=", {least})') == [row for row in left if row["n"] >= least]
+    pairs = [(one, other) for one in left for other in right if one["k"] == other["k"]]
+    joined = 'join(step1.a, "k", step2.b, "k")'
+    assert value(f'pluck({joined}, "n_2")') == [other["n"] for _, other in pairs]
+    total = value(f'sum_products(pluck({joined}, "n"), pluck({joined}, "n_2"))')
+    assert total == sum(one["n"] * other["n"] for one, other in pairs)
+    between = value('where(step1.a, "d", "between", "1900-01-01", "2100-01-01")')
+    assert between == [row for row in left if "1900-01-01" <= row["d"] <= "2100-01-01"]
+
+
+def test_a_join_that_would_grow_without_bound_is_refused() -> None:
+    rows = [{"k": 1}] * 101  # 101 * 101 pairs
+    with pytest.raises(PlaceholderError, match="over 10000 items"):
+        resolve_references('${join(step1.a, "k", step1.a, "k")}', {"step1": {"a": rows}})
+
+
+@pytest.mark.parametrize(
+    ("expression", "leaves"),
+    [
+        ("step1.close - step2.close", [187.2, 0.1]),
+        ('sum(pluck(where(step3.rows, "tons", "<", 20), "tons"))', [5, 12]),
+        ('count(where(step3.rows, "port", "=", "Oslo"))', ["Aurora", "Borealis"]),
+        ('max_by(step3.rows, "tons").name', ["Borealis"]),
+        ("step1.close >= 100", [187.2]),
+        ("round(2.5)", []),
+    ],
+)
+def test_the_leaves_of_an_expression_are_what_its_value_is_of(expression: str, leaves: list[Any]) -> None:
+    assert [read.value for read in leaves_read("${" + expression + "}", RESULTS)] == leaves

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcpagent.core.placeholders import PlaceholderError, nested_value, resolve_references
+from mcpagent.core.placeholders import PlaceholderError, resolve_references
+from mcpagent.core.shown_values import nested_value
 from mcpagent.core.text_records import text_fields, text_records
 
 BAY, MILL = {"id": "ws-1", "name": "North Bay"}, {"id": "ws-2", "name": "Old Mill"}

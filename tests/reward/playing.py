@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcpagent.core.answer_line import right_message
-from mcpagent.core.placeholders import resolve_references, result_value
+from mcpagent.core.placeholders import resolve_references
+from mcpagent.core.shown_values import result_value
 from mcpagent.core.tasks import PlanStep, Task
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.trajectory import FinishReason

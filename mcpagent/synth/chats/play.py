@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from mcpagent.core.placeholders import shown_value, text_value
 from mcpagent.core.records import JsonObject
+from mcpagent.core.shown_values import shown_value, text_value
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.chats.read import LoggedCall

@@ -10,8 +10,8 @@ from datetime import date
 from typing import Any
 
 from mcpagent.core.matching import others_unchanged, values_equal
-from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject
+from mcpagent.core.shown_values import result_value
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore.graph import Fact

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from mcpagent.core.placeholders import shown_value, text_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
+from mcpagent.core.shown_values import shown_value, text_value
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore.candidates import (

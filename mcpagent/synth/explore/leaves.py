@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from mcpagent.core.placeholders import nested_value, opened_value
 from mcpagent.core.seeds import derive_seed
+from mcpagent.core.shown_values import nested_value, opened_value
 from mcpagent.core.values import as_number, numbers_in
 
 Scalar = str | int | float

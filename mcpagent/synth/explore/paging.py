@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcpagent.core.placeholders import nested_value
 from mcpagent.core.records import JsonObject
+from mcpagent.core.shown_values import nested_value
 from mcpagent.core.tools import ToolSpec
 
 _CURSOR = re.compile(r"cursor|page_?token|continuation|starting_?after|^after$", re.I)

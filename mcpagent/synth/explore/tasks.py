@@ -9,9 +9,9 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from mcpagent.core.placeholders import shown_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
+from mcpagent.core.shown_values import shown_value
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.values import scalars

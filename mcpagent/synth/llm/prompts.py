@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject, OpenRecord, Record, describe
 from mcpagent.core.seeds import derive_seed
+from mcpagent.core.shown_values import result_value
 from mcpagent.core.tasks import Complexity
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError

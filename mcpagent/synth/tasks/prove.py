@@ -10,13 +10,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mcpagent.core.answer_line import form_problem, right_message
-from mcpagent.core.placeholders import (
-    PlaceholderError,
-    format_value,
-    reference_texts,
-    result_value,
-)
+from mcpagent.core.placeholders import PlaceholderError, format_value, reference_texts
 from mcpagent.core.records import JsonObject
+from mcpagent.core.shown_values import result_value
 from mcpagent.core.tasks import PlanStep, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.core.trajectory import StopReason

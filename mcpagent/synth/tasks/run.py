@@ -10,12 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mcpagent.core.placeholders import (
-    reference_texts,
-    resolve_references,
-    shown_value,
-)
+from mcpagent.core.placeholders import reference_texts, resolve_references
 from mcpagent.core.records import JsonObject
+from mcpagent.core.shown_values import shown_value
 from mcpagent.core.tasks import PlanStep, StateCall, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec
 from mcpagent.core.trajectory import StopReason, total_reward

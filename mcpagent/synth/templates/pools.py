@@ -6,9 +6,10 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mcpagent.core.placeholders import PlaceholderError, resolve_references, result_value
+from mcpagent.core.placeholders import PlaceholderError, resolve_references
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
+from mcpagent.core.shown_values import result_value
 from mcpagent.errors import UserError
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.template import EntityListing, Pool, SplitKey, TemplateSet, fill

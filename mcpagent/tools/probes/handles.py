@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject
+from mcpagent.core.shown_values import result_value
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.tools.contract import Purpose, ToolSession
 from mcpagent.tools.probes.arguments import harmless_arguments

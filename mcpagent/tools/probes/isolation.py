@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
-from mcpagent.core.placeholders import result_value
 from mcpagent.core.records import JsonObject, Record
+from mcpagent.core.shown_values import result_value
 from mcpagent.core.tools import ToolCall, ToolResult, ToolSpec
 from mcpagent.tools.contract import Purpose, ToolSession
 from mcpagent.tools.pool import ToolPool
