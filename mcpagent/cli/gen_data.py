@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mcpagent.cli.gen_data_llm import LLMOptions, rewriting, run_llm
+from mcpagent.cli.gen_data_llm import LLMOptions, check_batch, rewriting, run_llm
 from mcpagent.cli.options import (
     ConfigOptions,
     Json,
@@ -100,9 +100,10 @@ def gen_data(
     entity of one split occurs in another.
 
     With --llm a model writes them instead, over any OpenAI-compatible API. What it writes is checked,
-    executed and voted on; the answers are what the tools really said. The numbers of tasks are then
-    proportions. The journal in --out keeps every answer: after a kill the same command goes on. Set the
-    server and caps by --set: api.base_url, api.max_cost, api.max_requests.
+    executed, reviewed and solved anew from the question alone; the answers are what the tools really said.
+    The numbers of tasks are then proportions. The journal in --out keeps every answer: after a kill the same
+    command goes on. Set the server and caps by --set: api.base_url, api.max_cost, api.max_requests; --batch
+    and --answers ask by files instead.
 
     Example: mcpagent gen-data --train 800 --heldout 240 --seed 1 --out data/processed
 
@@ -119,6 +120,10 @@ def gen_data(
     Example: mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/part-1
 
     Example: mcpagent gen-data --llm --n-samples 200 --set api.max_cost=5 --out data/llm
+
+    Example: mcpagent gen-data --llm --servers mcp.json --batch round-1.jsonl
+
+    Example: mcpagent gen-data --llm --servers mcp.json --answers in-1.jsonl --batch round-2.jsonl
     """
     from mcpagent.synth.generate import (
         DatasetOutput,
@@ -130,6 +135,7 @@ def gen_data(
 
     console = Console(is_json=as_json)
     _check_choice(source, size, rewrite=rewrite, llm=llm)
+    check_batch(writer, llm=llm, overwrite=size.overwrite)
     values = read_seed_values(source.seed_value or ())
     with locked_folder(size.out):
         check_output(size.out, overwrite=size.overwrite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from mcpagent.cli.results import dataset_blocks
 from mcpagent.config.environment import environment, resource_path
 from mcpagent.config.schema import ApiConfig, TrainConfig
-from mcpagent.console import Block, Console
+from mcpagent.console import Block, Console, counted
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import ApiBudget
 from mcpagent.llm.client import endpoint_settings
@@ -51,12 +52,24 @@ class LLMOptions:
             help="A JSON array of prompts (id, complexity, user_prompt, likely_tools, why_multi_turn)."
         ),
     ] = None
-    votes: Annotated[
-        int, typer.Option(min=0, help="Votes on each task; more than half must accept it. 0: none.")
-    ] = 3
     repairs: Annotated[
         int, typer.Option(min=0, help="How often a failed task goes back to the model with the reason.")
     ] = 2
+    batch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.jsonl",
+            help="Write every question as a line of the Batch API's format and end; no service is asked.",
+        ),
+    ] = None
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="IN.jsonl",
+            help="What came back for the file of an earlier --batch: go on from there. What is still asked "
+            "goes into --batch.",
+        ),
+    ] = None
     allow_writes: Annotated[
         bool,
         typer.Option("--allow-writes", help="Let plans call, and so execute, tools of --servers that write."),
@@ -83,6 +96,9 @@ def run_llm(
     document = make_dataset_with_model(
         config.tools, output, settings=settings, asking=asking, console=console
     )
+    if "waiting" in document:
+        console.print_blocks(document, _waiting(document))
+        return
     if not document["records"]:
         console.show_blocks(_made(document))
         raise no_task(document)
@@ -103,23 +119,23 @@ def _settings(
         max_tools=_chosen(None, env, "MAX_TOOLS", 4),
         max_turns=_chosen(None, env, "MAX_TURNS", 8),
         domains=_listed(_chosen(None, env, "DOMAINS", "whatever these tools are for")),
-        complexities=_complexities(_chosen(None, env, "COMPLEXITIES", "")),
         curriculum=load_curriculum(options.curriculum) if options.curriculum else (),
         distractors=distractors,
         may_write=options.allow_writes or config.tools.servers is None,  # built-in ones are embedded
         seed=config.seed,
     )
-    endpoint = _endpoint(options, config.api)
+    endpoint = _endpoint(options, config.api, is_asked=options.batch is None)
     asking = AskSettings(
         endpoint=endpoint,
         prompts=prompts,
         samples=_chosen(options.samples, env, "N_SAMPLES", 20),
-        votes=options.votes,
         repairs=options.repairs,
         max_output_tokens=options.max_output_tokens,
         budget=_budget(config.api, endpoint.model, console),
         journal=folder / "llm-journal.jsonl",
         retry_failed=options.retry_failed,
+        batch=options.batch,
+        answers=options.answers,
     )
     return settings, asking
 
@@ -141,8 +157,11 @@ def rewriting(options: LLMOptions, config: TrainConfig, folder: Path, *, console
     )
 
 
-def _endpoint(options: LLMOptions, api: ApiConfig) -> EndpointSettings:
+def _endpoint(options: LLMOptions, api: ApiConfig, *, is_asked: bool = True) -> EndpointSettings:
+    """Return whom to ask; with a batch only the name of the model counts, and no key is needed."""
     env = environment()
+    if not is_asked:
+        return EndpointSettings(model=_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"), api_key="")
     if api.base_url is None:
         api = api.model_copy(update={"base_url": env.get("OPENAI_BASE_URL") or None})
     return endpoint_settings(_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"), api)
@@ -170,22 +189,6 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _complexities(text: str) -> tuple[Any, ...]:
-    from mcpagent.synth.tasks.inspect import complexity_of
-
-    complexities: dict[str, None] = {}
-    for word in _listed(text) or ("simple", "moderate", "complex"):
-        complexity = complexity_of(word)
-        if complexity is None:
-            raise UserError(
-                f"COMPLEXITIES names {word!r}",
-                where="environment",
-                remedy="simple, moderate, complex (or easy, medium, difficult)",
-            )
-        complexities[complexity] = None
-    return tuple(complexities)
-
-
 def _budget(api: ApiConfig, model: str, console: Console) -> ApiBudget:
     budget = budget_of(model, api)
     price = budget.price
@@ -195,6 +198,33 @@ def _budget(api: ApiConfig, model: str, console: Console) -> ApiBudget:
         told = f"${price.input:g} and ${price.output:g} per million tokens in and out"
         console.note(f"{model}: {told} as published in 2025; api.price_in and api.price_out say otherwise")
     return budget
+
+
+def check_batch(options: LLMOptions, *, llm: bool, overwrite: bool) -> None:
+    """Raise UserError for batch options that cannot be."""
+    if (options.batch or options.answers) and not llm:
+        raise UserError("--batch and --answers are for --llm", remedy="add --llm")
+    if options.answers and not options.batch:
+        raise UserError(
+            "--answers without --batch: what is still to be asked has no file",
+            remedy="name another file for the next round: --batch round-2.jsonl",
+        )
+    if options.batch and options.batch.exists() and not overwrite:
+        raise UserError(
+            "is there already", where=str(options.batch), remedy="name another file, or add --overwrite"
+        )
+
+
+def _waiting(document: Mapping[str, Any]) -> Iterator[Block]:
+    batch = shlex.quote(document["batch"])
+    yield f"{counted(document['waiting'], 'question')} in {document['batch']}"
+    yield (
+        "Each tells a provider the instructions, names, descriptions and schemas of "
+        f"{document['shown']['tools']} tools of {', '.join(document['shown']['servers'])}, and "
+        f"{document['shown']['results']} of their results; your settings' secrets are redacted."
+    )
+    yield f"{document['finished']} of {document['samples']} samples are finished; no task is written yet"
+    yield f"Next: have {batch} answered, then the same command with --answers IN.jsonl --batch NEXT.jsonl"
 
 
 def _made(document: Mapping[str, Any]) -> Iterator[Block]:

@@ -207,6 +207,23 @@ def _arithmetic(op: ast.operator, left: Any, right: Any) -> int | float:
     return without_noise(number_of(value)) if isinstance(value, float) else value
 
 
+def numbers_by_place(value: Any) -> list[str]:
+    """Return the references of `value` that take a number of a text by its place in the whole of it, and not
+    behind its name (`after`). Raises PlaceholderError."""
+    return [
+        text
+        for text in reference_texts(value)
+        for node in ast.walk(_parse(text[2:-1]))
+        if isinstance(node, ast.Call)
+        and _is_call(node, "number")
+        and not (node.args and _is_call(node.args[0], "after"))
+    ]
+
+
+def _is_call(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
 @dataclass(frozen=True)
 class Read:
     """A leaf that an expression takes from results: its value, and the steps that it may be of."""

@@ -109,11 +109,13 @@ class AnswerCheck(OpenRecord):
 class EvidenceFact(OpenRecord):
     """A fact that an episode must have seen before its answer: `value`, in what a result shows, of the thing
     that `about` identifies. Each entry of `about` is an identifier, or several of the same thing; one of them
-    stands in the arguments of the call, or in the same record (object, row or line) as the value.
+    stands in the arguments of the call, or in the same record (object, row or line) as the value. `instead`
+    holds what, if results show all of it, counts as well: the sum of what is added up.
     """
 
     value: Any
     about: tuple[str | tuple[str, ...], ...] = ()
+    instead: tuple[Any, ...] = ()
 
 
 class StateCall(OpenRecord):

@@ -30,20 +30,24 @@ def _first_showing(
     fact: EvidenceFact, calls: Sequence[RecordedCall], results: Mapping[str, Any]
 ) -> int | None:
     try:
-        value, about = resolve_references([fact.value, list(fact.about)], results)
+        value, about, instead = resolve_references([fact.value, list(fact.about), fact.instead], results)
     except PlaceholderError:
         return None
-    made = (at for at, call in enumerate(calls) if call.was_made and not call.result.is_error)
-    return next((at for at in made if shows(value, about, calls[at])), None)
+    made = [at for at, call in enumerate(calls) if call.was_made and not call.result.is_error]
+    first = next((at for at in made if shows(value, about, calls[at])), None)
+    if first is not None or not instead:
+        return first
+    others = [next((at for at in made if shows(part, (), calls[at])), None) for part in instead]
+    return None if None in others else max(at for at in others if at is not None)
 
 
-def shows(value: Any, about: Sequence[str | Sequence[str]], made: RecordedCall) -> bool:
+def shows(value: Any, about: Sequence[Any], made: RecordedCall) -> bool:
     """Return whether the result of a call shows `value` about what `about` identifies. What the call itself
     said is not shown by an echo of it."""
     told = "\n".join(map(format_value, scalars(made.call.arguments)))
     if value in (None, "") or stands_in(value, told):
         return False
-    names = [[each] if isinstance(each, str) else list(each) for each in about]
+    names = [list(each) if is_json_array(each) else [each] for each in about]
     left = [same for same in names if not any(stands_in(name, told) for name in same)]
     return any(
         any(stands_in(value, leaf) for leaf in leaves)

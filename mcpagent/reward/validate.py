@@ -166,7 +166,8 @@ def _evidence_problems(truth: GroundTruth) -> Iterator[str]:
             yield f"{where} has no value, so nothing could show it"
         if any(not name for name in fact.about):
             yield f"{where}.about has an empty name"
-        yield from _reference_problems(f"{where}.value", fact.value, references, steps)
+        taken = [fact.value, fact.about, fact.instead]
+        yield from _reference_problems(where, taken, references, steps)
 
 
 def _state_problems(truth: GroundTruth) -> Iterator[str]:

@@ -71,6 +71,30 @@ def test_any_call_that_shows_the_fact_is_a_way() -> None:
     assert reward(task(), by_plan) == reward(task(), other) == pytest.approx(1.0)
 
 
+def test_the_sum_that_a_query_gives_counts_for_what_is_added_up() -> None:
+    parts = [{"value": n, "instead": [14.25]} for n in (4.5, 9.75)]
+    adding = task(evidence=parts)
+    rows = shown({"rows": [{"n": 4.5}, {"n": 9.75}]})
+    for made, success in (
+        (rows, 1.0),
+        (shown({"total": 14.25}, "query"), 1.0),
+        (shown({"total": 14.2}, "query"), 0.0),
+        (shown({"rows": [{"n": 4.5}]}), 0.0),
+    ):
+        record = replace(episode(turn(made), answer="low"), read_only=READS | {"desk.query"})
+        assert values(adding, record)["success"] == success
+
+
+def test_an_identifier_may_be_what_an_earlier_step_has_found() -> None:
+    fact = {"value": "low", "about": [["${step1.tickets[0].id}", "OPS-0"]]}
+    of_found = shown({"id": "OPS-134", "priority": "low"}, "get_ticket", id="OPS-134")
+    of_another = shown({"id": "OPS-110", "priority": "low"}, "get_ticket", id="OPS-110")
+    list_alone = shown({"tickets": [{"id": "OPS-134"}]})
+    for made, success in ((of_found, 1.0), (of_another, 0.0)):
+        record = replace(episode(turn(list_alone), turn(made), answer="low"), read_only=READS)
+        assert values(task(evidence=[fact]), record)["success"] == success
+
+
 def test_a_remembered_answer_after_another_call_fails() -> None:
     elsewhere = episode(
         turn(shown({"id": "OPS-110", "priority": "high"}, "get_ticket", id="OPS-110")), answer="It is low."

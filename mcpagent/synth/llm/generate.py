@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.console import Console, counted
 from mcpagent.core.records import JsonObject
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.tasks import Task
 from mcpagent.errors import RunError, UserError
 from mcpagent.interrupts import Interrupted
+from mcpagent.llm.batch import BatchClient
 from mcpagent.llm.client import RetryingClient, gather_or_cancel
 from mcpagent.llm.contract import FailureReason
 from mcpagent.llm.endpoint import Endpoint
 from mcpagent.llm.journal import Journal
 from mcpagent.synth.generate import DatasetOutput, counted_tasks, write_splits
 from mcpagent.synth.llm.draft import DraftFault, DraftStage, FormatCheck
-from mcpagent.synth.llm.prompts import PromptBuilder, TaskSettings, observe, unresolved_aliases
+from mcpagent.synth.llm.prompts import (
+    Observation,
+    PromptBuilder,
+    TaskSettings,
+    observe,
+    unresolved_aliases,
+)
 from mcpagent.synth.llm.sample import (
     AskSettings,
     Executor,
@@ -31,12 +39,15 @@ from mcpagent.synth.llm.sample import (
     sample_yield_table,
     split_tasks,
 )
+from mcpagent.synth.tasks.inspect import said
 from mcpagent.synth.tasks.record import ToolSelection
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import RejectCode
 from mcpagent.synth.templates.pools import SplitShares
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.setup import open_tools
+
+_BLOCK = 40  # samples that are asked for at once
 
 
 def make_dataset_with_model(
@@ -72,7 +83,8 @@ def make_dataset_with_model(
             tasks, told = opened.io.run(making)
     except KeyboardInterrupt as interrupt:
         raise Interrupted(f"{asking.journal} has every answer so far") from interrupt
-    tasks = {split: members for split, members in tasks.items() if members}
+    waits = "waiting" in told  # for answers: what is not whole is not written
+    tasks = {split: members for split, members in tasks.items() if members and not waits}
     paths: Mapping[str, Path] = {}
     if tasks:
         paths = write_splits(tasks, output.folder, servers=output.servers, overwrite=output.overwrite)
@@ -105,10 +117,8 @@ def run_description(settings: TaskSettings, asking: AskSettings, catalog_hash: s
         "max_tools": settings.max_tools,
         "max_turns": settings.max_turns,
         "domains": list(settings.domains),
-        "complexities": list(settings.complexities),
         "curriculum": [prompt.model_dump(mode="json") for prompt in settings.curriculum],
         "distractors": settings.distractors,
-        "votes": asking.votes,
         "repairs": asking.repairs,
         "may_write": settings.may_write,
     }
@@ -137,12 +147,6 @@ async def _generated(
             remedy="name those that do: --read-only SERVER.TOOL,...; or let plans change something: "
             "--allow-writes",
         )
-    prompt_builder = PromptBuilder(
-        prompts=asking.prompts,
-        usable=tuple(usable.values()),
-        observations=await observe(CallCache(pool), usable.values()),
-        settings=settings,
-    )
     executor = Executor(pool)
     provenance = {
         "template": "llm",
@@ -156,16 +160,26 @@ async def _generated(
     with closing(opened) as journal:
         journal.charge(asking.budget)
         recorded = journal.answered_count
-        async with aclosing(Endpoint(asking.endpoint, on_note=on_note)) as endpoint:
+        prompt_builder = PromptBuilder(
+            prompts=asking.prompts,
+            usable=tuple(usable.values()),
+            observations=await _observed(pool, journal, seed=settings.seed),
+            settings=settings,
+        )
+        async with _client(asking, journal, on_note=on_note) as client:
             workshop = Workshop(
-                client=RetryingClient(endpoint, budget=asking.budget, journal=journal),
+                client=client,
                 journal=journal,
                 asking=asking,
                 check=FormatCheck(usable=usable, offer=offer, settings=settings),
                 executor=executor,
+                prompt_builder=prompt_builder,
                 provenance=provenance,
             )
-            outcomes = await _all(workshop, prompt_builder, on_progress)
+            outcomes = await _all(workshop, on_progress)
+        waiting = 0
+        if asking.batch and isinstance(client, BatchClient) and client.waiting:
+            waiting = client.write(asking.batch)
     distinct = _without_duplicates(outcomes)
     kept = [outcome.executed for outcome in distinct if outcome.executed is not None]
     total = sum(counts.values()) or 1
@@ -176,25 +190,68 @@ async def _generated(
         "failed_requests": journal.failures.as_json(),
         "spend": {**asking.budget.as_json(), "answers_from_journal": recorded},
         "executed_calls": executor.executed_calls,
+        **(_batched(asking.batch, waiting, prompt_builder) if asking.batch and waiting else {}),
         "catalog_hash": offer.catalog_hash,
     }
 
 
-async def _all(
-    workshop: Workshop, prompt_builder: PromptBuilder, on_progress: Callable[[SampleOutcome], None]
-) -> list[SampleOutcome]:
-    """The outcome of each sample, in order. The first error of one ends the others and is raised."""
+@asynccontextmanager
+async def _client(
+    asking: AskSettings, journal: Journal, *, on_note: Callable[[str], None]
+) -> AsyncIterator[RetryingClient | BatchClient]:
+    """Yield whom the samples ask: the endpoint, or a batch that is given the answers that have come."""
+    if asking.batch is None:
+        async with aclosing(Endpoint(asking.endpoint, on_note=on_note)) as endpoint:
+            yield RetryingClient(endpoint, budget=asking.budget, journal=journal)
+        return
+    batch = BatchClient(asking.endpoint.model, journal=journal)
+    if asking.answers is not None:
+        batch.take(asking.answers, on_note=on_note)
+    yield batch
+
+
+def _batched(path: Path, waiting: int, told: PromptBuilder) -> JsonObject:
+    """Return what the document says of a batch: the file, and what it tells of the servers."""
+    servers = sorted({tool.server for tool in told.usable})
+    shown = {"tools": len(told.usable), "servers": servers, "results": len(told.observations)}
+    return {"waiting": waiting, "batch": str(path), "shown": shown}
+
+
+async def _observed(pool: ToolProvider, journal: Journal, *, seed: int) -> tuple[Observation, ...]:
+    """Return what the model is shown of the tools: what the first run has seen, for all runs after it."""
+    kept = journal.executed("observed")
+    if kept is None:
+        seen = await observe(CallCache(pool), seed=seed)
+        kept = {"seen": SECRETS.value([asdict(each) for each in seen])}
+        journal.keep_executed("observed", kept)
+    return tuple(Observation(**each) for each in kept["seen"])
+
+
+async def _all(workshop: Workshop, on_progress: Callable[[SampleOutcome], None]) -> list[SampleOutcome]:
+    """The outcome of each sample, in order, block by block: each block is told the questions of those before,
+    and none begins after a cap, so that what is asked does not depend on when an answer came. The first
+    error of one ends the others and is raised."""
     outcomes: list[SampleOutcome] = []
 
-    async def work(numbers: Iterator[int]) -> None:
+    async def work(workshop: Workshop, numbers: Iterator[int]) -> None:
         for number in numbers:
-            outcome = await workshop.make(prompt_builder(number))
+            outcome = await workshop.make(number)
             outcomes.append(outcome)
             on_progress(outcome)
 
     samples, at_once = workshop.asking.samples, workshop.asking.endpoint.max_in_flight
-    numbers = iter(range(samples))
-    await gather_or_cancel(work(numbers) for _ in range(min(at_once, samples)))
+    size = samples if workshop.asking.batch else _BLOCK  # each block of a batch would be a round more
+    for start in range(0, samples, size):
+        block = range(start, min(start + size, samples))
+        done = sorted(outcomes, key=lambda outcome: outcome.number)
+        questions = [said(outcome.executed.task) for outcome in done if outcome.executed]
+        told = replace(workshop, prompt_builder=replace(workshop.prompt_builder, questions=questions))
+        numbers = iter(block)
+        await gather_or_cancel(work(told, numbers) for _ in range(min(at_once, len(block))))
+        if caps := [outcome.cap for outcome in outcomes if outcome.cap]:
+            later = range(block.stop, samples)
+            outcomes += [SampleOutcome(number=number, cap=caps[0]) for number in later]
+            break
     return sorted(outcomes, key=lambda outcome: outcome.number)
 
 
@@ -204,10 +261,13 @@ def _without_duplicates(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome
     result: list[SampleOutcome] = []
     for outcome in outcomes:
         if outcome.executed is not None:
+            task = outcome.executed.task
             calls = [[c["server"], c["tool"], c["arguments"]] for c in outcome.executed.calls]
-            original = first.setdefault(json.dumps(calls, sort_keys=True), outcome.number)
+            check = task.truth.final_answer  # the same calls may answer two questions
+            asked = [calls, None if check is None else check.value] if calls else said(task)
+            original = first.setdefault(json.dumps(asked, sort_keys=True), outcome.number)
             if original != outcome.number:
-                detail = f"sample {outcome.number} makes the calls of sample {original}"
+                detail = f"sample {outcome.number} makes the calls of sample {original} for the same answer"
                 fault = DraftFault(DraftStage.DISTINCT, RejectCode.DUPLICATE, detail)
                 outcome = replace(outcome, executed=None, faults=(*outcome.faults, fault))
         result.append(outcome)

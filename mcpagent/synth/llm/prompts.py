@@ -10,130 +10,74 @@ from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
 from mcpagent.core.records import JsonObject, OpenRecord, Record, describe
 from mcpagent.core.seeds import derive_seed
-from mcpagent.core.shown_values import result_value
-from mcpagent.core.tasks import Complexity
+from mcpagent.core.shown_values import shown_value
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.json_stream import read_records
 from mcpagent.storage.yaml_file import read_yaml, validate_yaml
+from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.tasks.inspect import FamiliarComplexity
-from mcpagent.synth.tasks.run import CallCache
-from mcpagent.tools.probes.arguments import harmless_arguments, known_values
+from mcpagent.synth.tasks.run import NO_NAME, CallCache
+from mcpagent.tools.probes.arguments import harmless_arguments
 
-_ROUNDS = 3  # the second calls what the first one found values for
-_LIST_SHOWN = 3  # items of a list in one excerpt, drawn anew for each sample
-_EXCERPT_CHARS = 500
-_PLACEHOLDER = "example"
+_SHOWN_OF_EACH = 3  # results of each tool
+_SHOWN_CHARS = 3000  # of one result
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A read-only call and its result."""
+    """A call of a tool that only reads, and what references see of its result, as JSON; the text of an
+    error."""
 
     tool: str
     arguments: JsonObject
-    value: Any
+    shown: str
+    is_error: bool = False
 
-    def excerpt(self, rng: Random) -> str:
-        """One line; of each long list a few items, so that samples differ."""
-        shown = json.dumps(_thinned(self.value, rng), ensure_ascii=False)[:_EXCERPT_CHARS]
-        return f"- {self.tool}({json.dumps(self.arguments)}) answers {shown}"
+    @property
+    def text(self) -> str:
+        """Return what the model is shown of it."""
+        what = "fails" if self.is_error else "step"
+        cut = " ... (cut here)" if len(self.shown) > _SHOWN_CHARS else ""
+        shown = f"{self.shown[:_SHOWN_CHARS]}{cut}"
+        return f"{self.tool}({json.dumps(self.arguments, ensure_ascii=False)})\n{what} = {shown}"
 
 
-async def observe(cache: CallCache, tools: Iterable[ToolSpec]) -> tuple[Observation, ...]:
-    """Each read-only tool of `tools` that can be called with what is known, once; failures are left out."""
-    waiting = [tool for tool in tools if tool.annotations.read_only]
-    values: dict[str, Any] = {}
+async def observe(cache: CallCache, *, seed: int) -> tuple[Observation, ...]:
+    """Return some results of each tool that only reads, as exploring finds calls that work, and what it says
+    of a name that nothing has."""
+    graph = await learn(cache, seed=seed)
+    calls: list[tuple[ToolSpec, JsonObject]] = []
+    for tool in cache.specs:
+        if tool.annotations.read_only:
+            facts = [fact.arguments for fact in graph.facts if fact.spec is tool and fact.page == 1]
+            nothing = harmless_arguments(tool.input_schema, text=NO_NAME)
+            calls += [(tool, arguments) for arguments in facts[:_SHOWN_OF_EACH]]
+            calls += [(tool, nothing)] if nothing and nothing not in facts else []
     seen: list[Observation] = []
-    for _ in range(_ROUNDS):
-        ready = [tool for tool in waiting if set(tool.input_schema.get("required", ())) <= values.keys()]
-        if not ready:
-            break
-        waiting = [tool for tool in waiting if tool not in ready]
-        for tool in ready:
-            arguments = harmless_arguments(tool.input_schema, text=_PLACEHOLDER, values=values)
-            if arguments is None:
-                continue
-            async with cache.session() as session:
-                result = await session.call(server=tool.server, tool=tool.name, arguments=arguments)
-            if not result.is_error:
-                seen.append(Observation(tool.dotted, arguments, result_value(result)))
-        for observation in seen:
-            values = {**known_values(observation.value), **_leaves(observation.value), **values}
+    async with cache.session(only_reads=True) as session:
+        for tool, arguments in calls:
+            result = await session.call(server=tool.server, tool=tool.name, arguments=arguments)
+            shown = result.content if result.is_error else json.dumps(shown_value(result), ensure_ascii=False)
+            seen.append(Observation(tool.dotted, arguments, shown, result.is_error))
     return tuple(seen)
-
-
-def shape(schema: Any, root: JsonObject | None = None) -> str:
-    """Return a JSON schema in few words: `{ticker: string, bars: [{date: string, close: number}]}`."""
-    root = schema if root is None else root
-    if not isinstance(schema, dict) or not isinstance(root, dict):
-        return "any"
-    if "$ref" in schema:
-        name = str(schema["$ref"]).rpartition("/")[2]
-        target = root.get("$defs", {}).get(name, {})
-        return name if "$ref" in target else shape(target, _without(root, name))
-    if "enum" in schema:
-        return " or ".join(json.dumps(value) for value in schema["enum"])
-    if "properties" in schema:
-        required = set(schema.get("required", ()))
-        fields = (
-            f"{name}{'' if name in required else '?'}: {shape(below, root)}"
-            for name, below in schema["properties"].items()
-        )
-        return "{" + ", ".join(fields) + "}"
-    if schema.get("type") == "array":
-        return f"[{shape(schema.get('items'), root)}]"
-    kinds = schema.get("anyOf") or schema.get("oneOf")
-    if kinds:
-        return " or ".join(shape(kind, root) for kind in kinds)
-    kind = schema.get("type", "any")
-    return " or ".join(kind) if isinstance(kind, list) else str(kind)
-
-
-def _without(root: JsonObject, name: str) -> JsonObject:
-    """The schema in which `name` is spelt out no further: it may contain itself."""
-    return {**root, "$defs": {**root.get("$defs", {}), name: {"type": name}}}
-
-
-def _leaves(value: Any) -> JsonObject:
-    """The first text of each field name, wherever it stands."""
-    texts: JsonObject = {}
-    pending = [value]
-    while pending:
-        node = pending.pop(0)
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, dict):
-            for name, below in node.items():
-                if isinstance(below, str):
-                    texts.setdefault(name, below)
-                else:
-                    pending.append(below)
-    return texts
-
-
-def _thinned(value: Any, rng: Random) -> Any:
-    if isinstance(value, dict):
-        return {name: _thinned(below, rng) for name, below in value.items()}
-    if isinstance(value, list):
-        indices = sorted(rng.sample(range(len(value)), min(_LIST_SHOWN, len(value))))
-        return [_thinned(value[index], rng) for index in indices]
-    return value
 
 
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
 _BLANKS = {
     "generate.system": set(),
-    "generate.user": {"complexity", "domain", "steps", "max_tools", "idea", "tools", "observations"},
+    "generate.user": {"wish", "persona", "domain", "idea", "questions", "tools", "observations"},
     "repair": {"stage", "code", "detail"},
-    "judge.system": {"lens"},
-    "judge.user": {"user_prompt", "calls", "answer", "reference_answer"},
+    "review.system": set(),
+    "review.user": {"question", "calls", "answer"},
+    "solve.system": set(),
+    "solve.user": {"question", "tools", "observations"},
 }
 
 
@@ -144,13 +88,25 @@ class Pair(Record):
     user: str
 
 
+class TaskClass(Record):
+    """A class of task: how many samples ask for it in proportion, the fewest and the most calls of its plan,
+    and what the model is told. `needs` names what the servers must have: `two_servers`, `writes`."""
+
+    share: int = Field(ge=1)
+    steps: tuple[int, int]
+    wish: str
+    needs: Literal["two_servers", "writes"] | None = None
+
+
 class PromptTexts(Record):
     """Every text that the model is told."""
 
     generate: Pair
     repair: str
-    judge: Pair
-    lenses: tuple[str, ...] = Field(min_length=1)
+    review: Pair
+    solve: Pair
+    personas: tuple[str, ...] = Field(min_length=1)
+    classes: Mapping[str, TaskClass] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -229,9 +185,6 @@ def _words(name: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
-_STEPS: Mapping[Complexity, tuple[int, int]] = {"simple": (1, 1), "moderate": (2, 3), "complex": (3, 99)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
     """What the tasks are to be. `may_write` lets plans call tools that are not read-only."""
@@ -239,76 +192,102 @@ class TaskSettings:
     max_tools: int
     max_turns: int
     domains: Sequence[str] = ()
-    complexities: Sequence[Complexity] = ()
     curriculum: Sequence[CurriculumPrompt] = ()
     distractors: int | None = None
     may_write: bool = True
     seed: int = 0
 
-    def steps(self, complexity: Complexity) -> tuple[int, int]:
-        """Return the fewest and the most calls of a plan; a low `max_tools` lowers both."""
-        low, high = _STEPS[complexity]
-        return min(low, self.max_tools), min(high, self.max_tools)
-
 
 _MOST_TOOLS = 40  # shown to the model at once; of a larger catalog each sample sees another part
+_MOST_QUESTIONS = 40  # that exist
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commission:
-    """One sample: what is asked for, and the messages that ask for it."""
+    """One sample: what is asked for, and the messages that ask for it. `kind` is a class of task; None if a
+    curriculum says what is wanted."""
 
     number: int
-    complexity: Complexity
+    kind: str | None
     domain: str
-    curriculum_id: str | None
+    idea: CurriculumPrompt | None
     messages: tuple[JsonObject, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBuilder:
-    """Commissions by number; each depends on the seed and its number alone."""
+    """What the model is told; each commission depends on the seed, its number and the `questions` that exist
+    alone."""
 
     prompts: Prompts
     usable: Sequence[ToolSpec]
     observations: Sequence[Observation]
     settings: TaskSettings
+    questions: Sequence[str] = ()
 
     def __call__(self, number: int) -> Commission:
         """What sample `number` asks for: the same for the same seed."""
-        settings = self.settings
+        settings, texts = self.settings, self.prompts.texts
         rng = Random(derive_seed(settings.seed, "commission", number))
         idea = settings.curriculum[number % len(settings.curriculum)] if settings.curriculum else None
-        complexity = idea.complexity if idea else rng.choice(settings.complexities)
-        domain = rng.choice(settings.domains)
+        kind = None if idea else self._kind(number)
         likely = (
             [t for alias in idea.likely_tools if (t := resolve_alias(alias, self.usable))] if idea else []
         )
-        low, high = settings.steps(complexity)
-        texts = self.prompts.texts.generate
+        domain = rng.choice(settings.domains)
+        shown = self._shown(likely, rng)
         user = fill_in(
-            texts.user,
-            complexity=complexity,
+            texts.generate.user,
+            wish=texts.classes[kind].wish.strip() if kind else "",
+            persona=rng.choice(texts.personas),
             domain=domain,
-            steps=f"{low}" if low == high else f"{low} to {high}",
-            max_tools=settings.max_tools,
             idea=_idea(idea, likely),
-            tools="\n".join(map(_described, self._shown(likely, rng))),
-            observations="\n".join(seen.excerpt(rng) for seen in self.observations) or "- nothing yet",
+            questions="\n".join(f"- {text}" for text in self.questions[-_MOST_QUESTIONS:]) or "- none yet",
+            tools=_described(shown),
+            observations=self._observed(shown),
         )
-        return Commission(
-            number=number,
-            complexity=complexity,
-            domain=domain,
-            curriculum_id=idea.id if idea else None,
-            messages=({"role": "system", "content": texts.system}, {"role": "user", "content": user}),
-        )
+        messages = _messages(texts.generate.system, user)
+        return Commission(number=number, kind=kind, domain=domain, idea=idea, messages=messages)
+
+    def _kind(self, number: int) -> str:
+        """Return the class of a sample: after each round of samples every class has its share."""
+        servers = len({tool.server for tool in self.usable})
+        has = {
+            None: True,
+            "two_servers": servers > 1,
+            "writes": any(not tool.annotations.read_only for tool in self.usable),
+        }
+        classes = self.prompts.texts.classes
+        kinds = [kind for kind, each in classes.items() if has[each.needs] for _ in range(each.share)]
+        turn, place = divmod(number, len(kinds))
+        Random(derive_seed(self.settings.seed, "classes", turn)).shuffle(kinds)
+        return kinds[place]
+
+    def solve(self, question: str, offered: Sequence[str]) -> tuple[JsonObject, ...]:
+        """Return the messages that ask for a way to the answer from the question alone."""
+        tools = [tool for tool in self.usable if tool.dotted in offered]
+        texts = self.prompts.texts.solve
+        told = {"tools": _described(tools), "observations": self._observed(tools)}
+        return _messages(texts.system, fill_in(texts.user, question=question, **told))
+
+    def review(self, question: str, calls: str, answer: str) -> tuple[JsonObject, ...]:
+        """Return the messages that ask whether what was computed is the answer."""
+        texts = self.prompts.texts.review
+        return _messages(texts.system, fill_in(texts.user, question=question, calls=calls, answer=answer))
 
     def _shown(self, likely: Sequence[ToolSpec], rng: Random) -> list[ToolSpec]:
         if len(self.usable) <= _MOST_TOOLS:
             return list(self.usable)
         shown = {tool.dotted for tool in [*likely, *rng.sample(self.usable, _MOST_TOOLS)]}
         return [tool for tool in self.usable if tool.dotted in shown]
+
+    def _observed(self, tools: Sequence[ToolSpec]) -> str:
+        names = {tool.dotted for tool in tools}
+        return "\n\n".join(seen.text for seen in self.observations if seen.tool in names) or "- nothing yet"
+
+
+def _messages(system: str, user: str) -> tuple[JsonObject, ...]:
+    return {"role": "system", "content": system}, {"role": "user", "content": user}
 
 
 def unresolved_aliases(curriculum: Sequence[CurriculumPrompt], tools: Sequence[ToolSpec]) -> list[str]:
@@ -328,10 +307,10 @@ def _idea(idea: CurriculumPrompt | None, likely: Sequence[ToolSpec]) -> str:
     return "\n".join(lines)
 
 
-def _described(tool: ToolSpec) -> str:
-    kind = "" if tool.annotations.read_only else " (changes something)"
-    gives = f" -> {shape(tool.output_schema)}" if tool.output_schema else ""
-    return (
-        f"- server {tool.server}, tool {tool.name}{kind}: {tool.description.strip()}\n"
-        f"  {shape(tool.input_schema) if tool.input_schema.get('properties') else '{}'}{gives}"
+def _described(tools: Sequence[ToolSpec]) -> str:
+    return "\n".join(
+        f"- server {tool.server}, tool {tool.name}"
+        f"{'' if tool.annotations.read_only else ' (changes something)'}: {tool.description.strip()}\n"
+        f"  arguments: {json.dumps(tool.input_schema, ensure_ascii=False)}"
+        for tool in tools
     )

@@ -1,4 +1,5 @@
-"""One sample from commission to task: write, check, execute, vote; and again, told why, if that failed."""
+"""One sample from commission to task: write, check, execute, review, solve; and again, told why, if that
+failed."""
 
 from __future__ import annotations
 
@@ -6,17 +7,23 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from mcpagent.core.answer_line import written_answer
+from mcpagent.core.placeholders import PlaceholderError, resolve_references
 from mcpagent.core.records import JsonObject, Record
-from mcpagent.core.tasks import Task
+from mcpagent.core.tasks import AnswerCheck, PlanStep, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.llm.budget import ApiBudget, BudgetSpent
 from mcpagent.llm.contract import ChatClient, ChatFailed, ChatRequest
 from mcpagent.llm.endpoint import EndpointSettings
 from mcpagent.llm.journal import Journal
+from mcpagent.reward.record import user_messages
 from mcpagent.storage.datasets import task_record
 from mcpagent.synth.llm.draft import (
     Draft,
@@ -25,18 +32,20 @@ from mcpagent.synth.llm.draft import (
     DraftStage,
     FaultFound,
     FormatCheck,
+    Solution,
     Vote,
     read_reply,
 )
-from mcpagent.synth.llm.prompts import Commission, Prompts, fill_in
+from mcpagent.synth.llm.evidence import with_evidence
+from mcpagent.synth.llm.prompts import Commission, PromptBuilder, Prompts, fill_in
 from mcpagent.synth.tasks.inspect import groups_by
 from mcpagent.synth.tasks.prove import grounded
-from mcpagent.synth.tasks.run import CallCache
-from mcpagent.synth.tasks.stages import Rejection, yield_table
+from mcpagent.synth.tasks.run import CallCache, GoldRun, gold_record, replay, score
+from mcpagent.synth.tasks.stages import RejectedTask, Rejection, yield_table
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 from mcpagent.tools.contract import ToolProvider
 
-_SHOWN_CHARS = 1500  # of one result; what the committee reads and the journal keeps
+_SHOWN_CHARS = 3000  # of one result; what the review reads and the journal keeps
 _DETAIL_CHARS = 600
 
 
@@ -62,26 +71,66 @@ class Executor:
         task without a fault ran more than once and gave the same, is worth 1.0, and is needed."""
         # A cache of its own: a call that was right for an earlier sample is evidence of that moment only.
         cache = CallCache(self._pool, turn=self._turn)
-        outcome = await grounded(draft, cache)
+        outcome = await grounded(draft, cache, complete=with_evidence)
         self.executed_calls += cache.executed
         if isinstance(outcome, Rejection):
-            detail = outcome.detail[:_DETAIL_CHARS]
-            return {"fault": asdict(DraftFault(DraftStage.EXECUTE, outcome.code.value, detail))}
+            return _fault(DraftStage.EXECUTE, outcome.code.value, outcome.detail)
         task, run = outcome
-        calls = [
-            {
-                "server": call.server,
-                "tool": call.tool,
-                "arguments": call.arguments,
-                "result": result.content[:_SHOWN_CHARS],
+        return {"task": task_record(task), "calls": _calls(run)}
+
+    async def solve(self, task: Task, plan: Sequence[JsonObject], value: Any) -> JsonObject:
+        """Return what became of another way to the answer of a task, written without its plan: the `answer`
+        that it ends in, or a `fault`."""
+        steps = [PlanStep.model_validate({**step, "finds_nothing": True}) for step in plan]
+        turn = len(task.truth.user_turns)
+        steps = [step.model_copy(update={"user_turn": turn}) for step in steps]
+        other = task.model_copy(
+            update={
+                "reward_spec": RewardSpec(
+                    ground_truth=task.truth.model_copy(update={"tool_sequence": tuple(steps)})
+                )
             }
-            for _, call, result in run.calls
-        ]
-        return {"task": task_record(task), "calls": calls}
+        )
+        cache = CallCache(self._pool, turn=self._turn)
+        async with nullcontext() if cache.only_reads(other) else cache.turn:
+            try:
+                run = await replay(cache, other)
+                answer = written_answer(
+                    task.truth.final_answer or AnswerCheck(type="none"),
+                    resolve_references(value, run.results) if value else None,
+                )
+            except (RejectedTask, PlaceholderError) as error:
+                return _fault(DraftStage.SOLVE, DraftFaultCode.NOT_SOLVED.value, f"the solver's way: {error}")
+            finally:
+                self.executed_calls += cache.executed
+        reads = frozenset(spec.dotted for spec in cache.specs if spec.annotations.read_only)
+        record = gold_record(task, run, answer=f"Answer: {answer}", read_only=reads)
+        if score(task, record)["success"] == 1.0:
+            return {"answer": answer}
+        shown = "\n".join(map(_shown, _calls(run)))
+        detail = f"from the question alone another model came to {answer!r} by\n{shown or 'no call'}"
+        return _fault(DraftStage.SOLVE, DraftFaultCode.NOT_SOLVED.value, detail)
+
+
+def _fault(stage: DraftStage, code: str, detail: str) -> JsonObject:
+    return {"fault": asdict(DraftFault(stage, code, detail[:_DETAIL_CHARS]))}
+
+
+def _calls(run: GoldRun) -> list[JsonObject]:
+    return [
+        {
+            "server": call.server,
+            "tool": call.tool,
+            "arguments": call.arguments,
+            "result": result.content[:_SHOWN_CHARS],
+        }
+        for _, call, result in run.calls
+    ]
 
 
 def _shown(call: JsonObject) -> str:
-    return f"- {call['server']}.{call['tool']}({json.dumps(call['arguments'])}) -> {call['result']}"
+    arguments = json.dumps(call["arguments"], ensure_ascii=False)
+    return f"- {call['server']}.{call['tool']}({arguments}) -> {call['result']}"
 
 
 _EXAMPLES_KEPT = 3
@@ -134,17 +183,19 @@ def _sorted(counter: Counter[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class AskSettings:
-    """How the model is asked: `samples` tasks, `votes` on each, up to `repairs` further attempts at one; what
-    that may cost; where every answer is kept, and whether what the service failed to answer is asked
-    again."""
+    """How the model is asked: `samples` tasks, up to `repairs` further attempts at one; what that may cost;
+    where every answer is kept, and whether what the service failed to answer is asked again. With a `batch`
+    no service is asked: questions are written to that file, and `answers` is what came back for an earlier
+    one."""
 
     endpoint: EndpointSettings
     prompts: Prompts
     budget: ApiBudget
     journal: Path
     retry_failed: bool = False
+    batch: Path | None = None
+    answers: Path | None = None
     samples: int
-    votes: int = 3
     repairs: int = 2
     max_output_tokens: int = 4096
 
@@ -158,16 +209,17 @@ class Workshop:
     asking: AskSettings
     check: FormatCheck
     executor: Executor
+    prompt_builder: PromptBuilder
     provenance: JsonObject
 
-    async def make(self, commission: Commission) -> SampleOutcome:
+    async def make(self, number: int) -> SampleOutcome:
         """Raise UserError if no sample could be made."""
         faults: list[DraftFault] = []
         try:
-            executed = await self._until_good(commission, faults)
+            executed = await self._until_good(self.prompt_builder(number), faults)
         except BudgetSpent as spent:
-            return SampleOutcome(number=commission.number, faults=tuple(faults), cap=spent.cap)
-        return SampleOutcome(number=commission.number, executed=executed, faults=tuple(faults))
+            return SampleOutcome(number=number, faults=tuple(faults), cap=spent.cap)
+        return SampleOutcome(number=number, executed=executed, faults=tuple(faults))
 
     async def _until_good(self, commission: Commission, faults: list[DraftFault]) -> Executed | None:
         messages = commission.messages
@@ -175,13 +227,13 @@ class Workshop:
             key = self._key(commission, "draft", attempt)
             try:
                 reply = await self.client.ask(self._request(messages, Draft, "task"), key=key)
+                try:
+                    return await self._made(read_reply(reply, Draft), commission, attempt)
+                except FaultFound as fault_found:
+                    fault = fault_found.fault
             except ChatFailed as failure:
                 faults.append(DraftFault(DraftStage.GENERATE, failure.reason.value, failure.text))
                 return None
-            try:
-                return await self._made(read_reply(reply, Draft), commission, attempt)
-            except FaultFound as fault_found:
-                fault = fault_found.fault
             faults.append(fault)
             if not fault.is_repairable:
                 return None
@@ -198,71 +250,66 @@ class Workshop:
         return f"{self.check.settings.seed}:{commission.number}:{what}:{attempt}"
 
     async def _made(self, draft: Draft, commission: Commission, attempt: int) -> Executed:
-        """Check a draft, run its plan, and have it voted on. Raises FaultFound."""
-        task = self.check.task(draft, complexity=commission.complexity)
-        executed = await self._executed(task, self._key(commission, "executed", attempt))
+        """Check a draft, run its plan, and have it reviewed and solved. Raises FaultFound and ChatFailed."""
+        classes = self.asking.prompts.texts.classes
+        steps = classes[commission.kind].steps if commission.kind else (0, self.check.settings.max_tools)
+        task = self.check.task(draft, kind=commission.kind, steps=steps)
+        run = partial(self.executor.run, task)
+        made = await self._recorded(self._key(commission, "executed", attempt), run)
+        executed = Executed(task=Task.model_validate(made["task"]), calls=tuple(made["calls"]))
+        # Both are asked at once, and every answer is kept before the first reason to stop is raised.
+        asked = await asyncio.gather(
+            self._review(executed, self._key(commission, "review", attempt)),
+            self._solve(executed, self._key(commission, "solve", attempt)),
+            return_exceptions=True,
+        )
+        for outcome in sorted(asked, key=lambda outcome: not isinstance(outcome, BudgetSpent)):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        idea = commission.idea
         info = {
             **executed.task.extra_info,
-            "votes": await self._votes(executed, key=self._key(commission, "vote", attempt)),
             **self.provenance,
             "sample": commission.number,
             "attempt": attempt,
             "domain": commission.domain,
-            **({"curriculum": commission.curriculum_id} if commission.curriculum_id else {}),
+            **({"curriculum": idea.id} if idea else {}),
         }
         return replace(executed, task=executed.task.model_copy(update={"extra_info": info}))
 
-    async def _executed(self, task: Task, key: str) -> Executed:
-        """Take it from the journal if it is there: a live tool may answer differently, or cost money."""
-        recorded: JsonObject | None = self.journal.executed(key)
+    async def _recorded(self, key: str, run: Callable[[], Awaitable[JsonObject]]) -> JsonObject:
+        """Return what running something gave, from the journal if it is there: a live tool may answer
+        differently, or cost money. Raises FaultFound."""
+        recorded = self.journal.executed(key)
         if recorded is None:
-            recorded = await self.executor.run(task)
+            recorded = await run()
             self.journal.keep_executed(key, recorded)
         if (fault := recorded.get("fault")) is not None:
             raise FaultFound(DraftFault(DraftStage(fault["stage"]), fault["code"], fault["detail"]))
-        return Executed(task=Task.model_validate(recorded["task"]), calls=tuple(recorded["calls"]))
+        return recorded
 
-    async def _votes(self, executed: Executed, *, key: str) -> list[JsonObject]:
-        """Return the votes of an accepted task: more than half of all must accept, or FaultFound is raised.
-        One that cannot be read counts for neither side and is named."""
-        votes = self.asking.votes
-        outcomes = await asyncio.gather(
-            *(self._vote(executed, f"{key}:{n}", n) for n in range(votes)), return_exceptions=True
-        )
-        # Every answer that was paid for is in the journal before the budget ends the sample.
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        cast = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
-        accepting = sum(vote["accept"] is True for vote in cast)
-        refusing = sum(vote["accept"] is False for vote in cast)
-        if 2 * accepting > votes or votes == 0:
-            return cast
-        reasons = " / ".join(vote["reason"] for vote in cast if vote["accept"] is not True)
-        # Could the votes that are missing have made a majority?
-        could_pass = 2 * (votes - refusing) > votes
-        code = DraftFaultCode.VOTES_MISSING if could_pass else DraftFaultCode.VOTED_DOWN
-        raise FaultFound(DraftFault(DraftStage.COMMITTEE, code, reasons))
+    async def _review(self, executed: Executed, key: str) -> None:
+        """Raise FaultFound if what was computed is not the answer."""
+        check = executed.task.truth.final_answer
+        answer = "(a change, and no answer)" if check is None else written_answer(check, check.value)
+        calls = "\n".join(map(_shown, executed.calls)) or "none"
+        messages = self.prompt_builder.review(_asked(executed.task), calls, answer)
+        vote = read_reply(await self.client.ask(self._request(messages, Vote, "review"), key=key), Vote)
+        if not vote.accept:
+            raise FaultFound(DraftFault(DraftStage.REVIEW, DraftFaultCode.NOT_THE_ANSWER, vote.reason))
 
-    async def _vote(self, executed: Executed, key: str, number: int) -> JsonObject:
-        texts, truth = self.asking.prompts.texts, executed.task.truth
-        check = truth.final_answer
-        system = fill_in(texts.judge.system, lens=texts.lenses[number % len(texts.lenses)])
-        user = fill_in(
-            texts.judge.user,
-            user_prompt=executed.task.prompt[-1].content,
-            calls="\n".join(map(_shown, executed.calls)),
-            answer="none" if check is None else f"{check.type} {json.dumps(check.value)}",
-            reference_answer=truth.reference_answer,
-        )
-        messages = ({"role": "system", "content": system}, {"role": "user", "content": user})
+    async def _solve(self, executed: Executed, key: str) -> None:
+        """Raise FaultFound if a way that is written from the question alone ends in another answer."""
+        task = executed.task
+        messages = self.prompt_builder.solve(_asked(task), task.offered_tools or ())
+        reply = await self.client.ask(self._request(messages, Solution, "solution"), key=key)
         try:
-            vote = read_reply(await self.client.ask(self._request(messages, Vote, "vote"), key=key), Vote)
-        except ChatFailed as failure:
-            return {"accept": None, "reason": f"no vote: {failure.reason}"}
-        except FaultFound as fault_found:
-            return {"accept": None, "reason": f"no vote: {fault_found.fault.code}"}
-        return vote.model_dump()
+            solution = read_reply(reply, Solution)
+            plan, value = self.check.plan(solution.steps), self.check.value(solution.value)
+        except FaultFound as found:
+            detail = f"the solver's way: {found.fault.detail}"
+            raise FaultFound(DraftFault(DraftStage.SOLVE, DraftFaultCode.NOT_SOLVED, detail)) from None
+        await self._recorded(f"{key}:executed", partial(self.executor.solve, task, plan, value))
 
     def _request(self, messages: tuple[JsonObject, ...], form: type[Record], name: str) -> ChatRequest:
         return ChatRequest(
@@ -271,6 +318,11 @@ class Workshop:
             schema=form.model_json_schema(),  # every field required, no other allowed: strict outputs
             schema_name=name,
         )
+
+
+def _asked(task: Task) -> str:
+    """Return what the user says, as an episode shows it, with the form of the answer."""
+    return "\n\n(asked back, the user adds:)\n".join(user_messages(task))
 
 
 _WORD = re.compile(r"[A-Za-z0-9][\w.@/-]*")

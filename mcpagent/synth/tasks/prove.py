@@ -337,13 +337,19 @@ async def plays_alike(task: Task, cache: CallCache) -> Rejection | None:
     return None if task.truth.abstain else await _judged(played, task, cache)
 
 
-async def grounded(draft: Task, cache: CallCache) -> tuple[Task, GoldRun] | Rejection:
+Completed = Callable[[Task, Task, GoldRun, CallCache], Task]
+
+
+async def grounded(
+    draft: Task, cache: CallCache, *, complete: Completed | None = None
+) -> tuple[Task, GoldRun] | Rejection:
     """Return the settled task with the run of its plan, or why there is none.
 
     The plan runs in a session of its own; what it found settles the checks, and then `prove` shows that the
-    task is repeatable, solvable, necessary and minimal.
+    task is repeatable, solvable, necessary and minimal. Before that `complete` may add what only the run
+    tells: it is given the draft, the settled task and the run.
     """
-    return await _judged(partial(_grounded, draft, cache), draft, cache)
+    return await _judged(partial(_grounded, draft, cache, complete), draft, cache)
 
 
 async def ground(draft: Task, cache: CallCache) -> Task | Rejection:
@@ -352,12 +358,13 @@ async def ground(draft: Task, cache: CallCache) -> Task | Rejection:
     return outcome if isinstance(outcome, Rejection) else outcome[0]
 
 
-async def _grounded(draft: Task, cache: CallCache) -> tuple[Task, GoldRun]:
+async def _grounded(draft: Task, cache: CallCache, complete: Completed | None) -> tuple[Task, GoldRun]:
     if (fault := next(written_faults(draft, cache), None)) is not None:
         raise RejectedTask(fault.code, fault.detail)
     sources = answer_sources(draft)
     run = await replay(cache, draft)
     task = settle(draft, run.results)
+    task = complete(draft, task, run, cache) if complete else task
     _check_answer(task)
     _check_calls(run, cache)
     verdicts = await prove(task, run, cache, sources=sources)

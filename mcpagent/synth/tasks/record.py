@@ -18,6 +18,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec, catalog_hash
+from mcpagent.core.values import is_json_array
 from mcpagent.synth.templates.template import Template, fill
 
 
@@ -166,6 +167,9 @@ def settle(task: Task, results: Mapping[str, Any]) -> Task:
     truth = task.truth.model_dump(exclude_unset=True)
     for name in {"final_answer", "reference_answer", "state", "evidence"} & truth.keys():
         truth[name] = resolve_references(truth[name], results)
+    for fact in truth.get("evidence", ()):  # identifiers are texts; a reference keeps its type
+        about = fact.get("about", ())
+        fact["about"] = [list(map(format_value, a)) if is_json_array(a) else format_value(a) for a in about]
     if "reference_answer" in truth:
         truth["reference_answer"] = format_value(truth["reference_answer"])  # one reference keeps its type
     for step in truth.get("tool_sequence", ()):

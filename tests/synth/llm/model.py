@@ -18,24 +18,26 @@ KINDS = 20  # sample n behaves as n % KINDS
 
 @dataclass(frozen=True)
 class Question:
-    """A key taken apart; `vote` is None for a draft."""
+    """A key taken apart."""
 
     sample: int
     attempt: int
-    vote: int | None
+    stage: str
 
     @classmethod
     def of(cls, key: str) -> Question:
-        _, _, sample, stage, attempt, *vote = key.split(":")
-        assert stage in {"draft", "vote"}
-        return cls(int(sample), int(attempt), int(vote[0]) if vote else None)
+        *_, sample, stage, attempt = key.split(":")
+        assert stage in {"draft", "review", "solve"}
+        return cls(int(sample), int(attempt), stage)
 
 
 def model(received: Received) -> Answer:
     question = Question.of(received.key)
     kind = question.sample % KINDS
-    if question.vote is not None:
-        return says(received, vote(question, kind))
+    if question.stage == "review":
+        return says(received, review(kind))
+    if question.stage == "solve":
+        return says(received, json.dumps(solution(received, kind)))
     if kind == 14 and received.number <= 2:
         return error(500, f"oh {API_KEY}", retry_after_ms="1")
     if kind == 15:
@@ -55,14 +57,15 @@ def model(received: Received) -> Answer:
 
 
 def draft(received: Received, kind: int, *, is_first: bool) -> dict[str, Any]:
-    """A right task of the complexity asked for; with the fault of its kind where it is the first attempt."""
+    """A right task of the class asked for; with the fault of its kind where it is the first attempt."""
     asked = received.messages[1]["content"]
     channels = re.findall(r"C\d{3}\b", asked)
-    channel = "C101" if kind == 18 else channels[0]
+    sample = Question.of(received.key).sample
+    channel = channels[0] if kind == 18 else channels[sample % len(channels)]
     task = right_task(asked, channel)
-    step = task["steps"][0]
+    step = task["steps"][0] if task["steps"] else {}
     if kind == 13:
-        task["answer"] = {"type": "number", "values": ["42"], "tolerance": 0.0}
+        task["answer"]["value"] = "42"
     if not is_first:
         return task
     match kind:
@@ -75,38 +78,82 @@ def draft(received: Received, kind: int, *, is_first: bool) -> dict[str, Any]:
         case 12:
             step["arguments"] = json.dumps({"channel_id": "nowhere"})
         case 5:
-            del task["final_answer"]
+            del task["answer"]
         case _:
             pass
     return task
 
 
 def right_task(asked: str, channel: str) -> dict[str, Any]:
-    last = "word(step1.messages[0].text, -1)"
-    steps = [
-        {
-            "server": "slack",
-            "tool": "get_slack_channel_history",
-            "arguments": json.dumps({"channel_id": channel, "limit": 1}),
-        }
-    ]
-    if "one simple task" in asked:
-        answer = {"type": "must_include", "values": [f"${{{last}}}"], "tolerance": 0.0}
-        prompt = f"Which ticker did channel {channel} last say to watch?"
-        return {"user_prompt": prompt, "steps": steps, "answer": answer, "final_answer": f"${{{last}}}"}
-    symbol = json.dumps({"symbol": f"${{{last}}}"})
-    steps.append({"server": "fmp", "tool": "fmp_get_quote", "arguments": symbol})
-    value, prompt = "step2.price", f"What does the ticker that {channel} watches cost?"
-    if "one complex task" in asked:
-        steps.append({"server": "fmp", "tool": "fmp_get_previous_close", "arguments": symbol})
-        value = "round(step2.price - step3.previous_close, 2)"
-        prompt = f"How far has the ticker that {channel} watches moved since its previous close?"
-    answer = {"type": "number", "values": [f"${{{value}}}"], "tolerance": 0.005}
-    return {"user_prompt": prompt, "steps": steps, "answer": answer, "final_answer": f"It is ${{{value}}}."}
+    """A task of the class that is asked for: of what a channel watches, and what that costs."""
+    history = call("slack", "get_slack_channel_history", channel_id=channel, limit=1)
+    quote = call("fmp", "fmp_get_quote", symbol=f"${{{TICKER}}}")
+    close = call("fmp", "fmp_get_previous_close", symbol=f"${{{TICKER}}}")
+    name = {"type": "name", "value": f"${{{TICKER}}}", "unit": "", "decimals": None}
+    price = {"type": "number", "value": "${step2.price}", "unit": "USD", "decimals": 2}
+    none = {"type": "none", "value": "", "unit": "", "decimals": None}
+    wishes = {
+        "one call answers": (f"Which ticker did {channel} last say to watch?", [history], name),
+        "fulfil a condition": (
+            f"Who was the last to write in {channel}?",
+            [history],
+            {**name, "type": "set", "value": '${pluck(where(step1.messages, "user", "!=", ""), "user")}'},
+        ),
+        "adds up": (
+            f"What do one share today and one at the last close cost together, of the ticker of {channel}?",
+            [history, quote, close],
+            {**price, "value": "${sum(step2.price, step3.previous_close)}"},
+        ),
+        "compares": (
+            f"How far has the ticker that {channel} watches moved since its previous close?",
+            [history, quote, close],
+            {**price, "value": "${step2.price - step3.previous_close}"},
+        ),
+        "lacks something": ("Which ticker did my channel last say to watch?", [history], name),
+        "does not exist": (
+            f"What was last said in X{channel}?",
+            [call("slack", "get_slack_channel_history", channel_id=f"X{channel}")],
+            {**none, "would_be": "name"},
+        ),
+        "none of the tools": (f"Print a label for the door of {channel}.", [], none),
+        "changes something": (
+            f"Say hello in {channel}.",
+            [call("slack", "send_slack_message", channel=channel, message="hello")],
+            none,
+        ),
+    }
+    told = asked.partition("\n")[0]
+    chain = (f"What does the ticker that {channel} watches cost?", [history, quote], price)
+    wish, (prompt, steps, answer) = next(
+        ((wish, made) for wish, made in wishes.items() if wish in told or made[0] == told), ("", chain)
+    )
+    read = {**history, "expect": json.dumps({"messages[0].text": "hello"})}
+    return {
+        "user_prompt": prompt,
+        "follow_up": f"I mean {channel}." if wish == "lacks something" else "",
+        "asks_after": 0,
+        "steps": steps,
+        "answer": {"options": [], "would_be": "", **answer},
+        "missing": f"X{channel}" if wish == "does not exist" else "",
+        "proof": read if wish == "changes something" else None,
+    }
 
 
-def vote(question: Question, kind: int) -> str:
-    if kind == 0 and question.vote == 2:
-        return "no JSON at all"  # one voice that cannot be read leaves a majority of the three
-    accepts = kind != 17 and not (kind == 1 and question.vote == 0)
-    return json.dumps({"reason": "as it should be" if accepts else "nobody asks this", "accept": accepts})
+TICKER = "word(step1.messages[0].text, -1)"
+
+
+def call(server: str, tool: str, **arguments: Any) -> dict[str, Any]:
+    return {"server": server, "tool": tool, "arguments": json.dumps(arguments)}
+
+
+def review(kind: int) -> str:
+    is_so = kind != 17
+    return json.dumps({"reason": "as it should be" if is_so else "nobody asks this", "accept": is_so})
+
+
+def solution(received: Received, kind: int) -> dict[str, Any]:
+    """The way that the question alone says; a wrong one of kind 4."""
+    question = received.messages[1]["content"].partition("\n\nTools\n")[0]
+    task = right_task(question, re.findall(r"C\d{3}\b", question)[-1])
+    value = "${step1.messages[0].ts}" if kind == 4 else task["answer"]["value"]
+    return {"steps": task["steps"], "value": value}

@@ -49,18 +49,22 @@ class Shop:
 
 
 def task_of(shop: Shop, tool: str, **changes: Any) -> Task:
+    answer = {"type": "number", "value": "${step1.price}", "unit": "EUR", "decimals": 2}
     draft = {
         "user_prompt": "What does it cost?",
+        "follow_up": "",
+        "asks_after": 0,
         "steps": [{"server": "shop", "tool": tool, "arguments": "{}"}],
-        "answer": {"type": "number", "values": ["${step1.price}"], "tolerance": 0.01},
-        "final_answer": "It costs ${step1.price}.",
+        "answer": {"options": [], "would_be": "", **answer, **changes.pop("answer", {})},
+        "missing": "",
+        "proof": None,
     }
     check = FormatCheck(
         usable={spec.dotted: spec for spec in shop.tools.values()},
         offer=ToolSelection(catalog=shop.tools),
         settings=TaskSettings(max_tools=2, max_turns=5),
     )
-    return check.task(Draft.model_validate({**draft, **changes}), complexity="simple")
+    return check.task(Draft.model_validate({**draft, **changes}), kind="look-up", steps=(1, 1))
 
 
 def run(tool: str, **changes: Any) -> JsonObject:
@@ -68,11 +72,11 @@ def run(tool: str, **changes: Any) -> JsonObject:
     return asyncio.run(Executor(shop).run(task_of(shop, tool, **changes)))
 
 
-def test_the_answer_is_what_the_tool_said_and_the_call_is_kept_for_the_committee() -> None:
+def test_the_answer_is_what_the_tool_said_and_the_call_is_kept_for_the_review() -> None:
     executed = run("lamp")
     truth = executed["task"]["reward_spec"]["ground_truth"]
     assert truth["final_answer"]["value"] == 12.5
-    assert truth["reference_answer"] == "It costs 12.5."
+    assert truth["evidence"] == [{"value": 12.5}]
     assert executed["calls"] == [
         {"server": "shop", "tool": "lamp", "arguments": {}, "result": '{"price": 12.5}'},
     ]
@@ -83,10 +87,33 @@ def test_the_answer_is_what_the_tool_said_and_the_call_is_kept_for_the_committee
     [
         ("clock", {}, "not_repeatable"),
         ("broken", {}, "step_failed"),
-        ("lamp", {"final_answer": "It costs ${step1.cost}."}, "reference_unresolved"),
+        ("lamp", {"answer": {"value": "${step1.cost}"}}, "reference_unresolved"),
+        ("lamp", {"answer": {"type": "date"}}, "answer_invalid"),
         ("lamp", {"user_prompt": "Does it cost 12.5?"}, "answer_in_prompt"),
     ],
 )
 def test_what_the_run_shows_to_be_wrong_is_a_fault(tool: str, changes: Any, code: str) -> None:
     fault = run(tool, **changes)["fault"]
     assert (fault["stage"], fault["code"]) == ("execute", code)
+
+
+@pytest.mark.parametrize(
+    ("tool", "value", "is_right"),
+    [
+        ("lamp", "${step1.price}", True),
+        ("lamp", "${step1.price + 1}", False),
+        ("lamp", "", False),
+        ("clock", "${step1.price}", False),
+        ("lamp", "${step1.cost}", False),
+    ],
+)
+def test_a_task_is_solved_by_a_way_that_ends_in_its_answer(tool: str, value: str, is_right: bool) -> None:
+    shop = Shop()
+
+    async def solved() -> JsonObject:
+        executor = Executor(shop)
+        made = Task.model_validate((await executor.run(task_of(shop, "lamp")))["task"])
+        return await executor.solve(made, [{"step": 1, "server": "shop", "tool": tool, "params": {}}], value)
+
+    outcome = asyncio.run(solved())
+    assert outcome == {"answer": "12.50"} if is_right else outcome["fault"]["code"] == "not_solved"

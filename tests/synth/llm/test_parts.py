@@ -11,7 +11,7 @@ from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import price_of
-from mcpagent.synth.llm.prompts import fill_in, load_curriculum, load_prompts, resolve_alias, shape
+from mcpagent.synth.llm.prompts import fill_in, load_curriculum, load_prompts, resolve_alias
 from mcpagent.synth.llm.sample import Executed, called_entities, split_tasks
 from mcpagent.synth.templates.pools import SplitShares
 
@@ -62,36 +62,15 @@ def test_what_is_filled_into_a_prompt_is_not_read_as_a_blank() -> None:
 def test_a_blank_that_nothing_fills_is_refused_with_its_line(tmp_path: Path) -> None:
     text = resource_path("templates/prompts/tasks.yaml").read_text()
     path = tmp_path / "p.yaml"
-    path.write_text(text.replace("{{lens}}", "{{lense}}"))
-    with pytest.raises(
-        UserError, match=r"p\.yaml:\d+: nothing fills \{\{lense\}\} in judge\.system"
-    ) as error:
+    path.write_text(text.replace("{{answer}}", "{{anser}}"))
+    with pytest.raises(UserError, match=r"p\.yaml:\d+: nothing fills \{\{anser\}\} in review\.user") as error:
         load_prompts(path)
-    assert error.value.remedy == "there are: lens"
+    assert error.value.remedy == "there are: answer, calls, question"
 
 
 def test_a_dated_model_has_the_price_of_its_name_and_an_unknown_one_none() -> None:
     assert price_of("gpt-4o-mini-2024-07-18") == price_of("gpt-4o-mini") is not None
     assert price_of("some-local-model") is None
-
-
-def test_a_schema_is_told_in_few_words_also_where_it_contains_itself() -> None:
-    schema = {
-        "type": "object",
-        "$defs": {
-            "Node": {
-                "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/Node"}},
-                "required": ["name"],
-            }
-        },
-        "properties": {
-            "kind": {"enum": ["a", "b"]},
-            "nodes": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
-            "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-        },
-        "required": ["kind", "nodes"],
-    }
-    assert shape(schema) == '{kind: "a" or "b", nodes: [{name: string, next?: Node}], n?: integer or null}'
 
 
 def executed(task_id: str, *symbols: str) -> Executed:
