@@ -302,6 +302,7 @@ class FormatCheck:
         elif not self._writes(plan):
             form = {"form": draft.answer.would_be} if draft.answer.would_be else {}
             truth["final_answer"] = {"type": "none", **form}
+            truth["success"] = {}  # looking in vain is asked for, not by which tool
         info = {"class": kind or ("single" if len(plan) == 1 else "sequential")}
         if draft.missing:
             info["invented"] = draft.missing

@@ -50,6 +50,9 @@ def _facts(draft: Task, before: AnswerCheck, check: AnswerCheck, run: GoldRun) -
         for read in leaves_read(before.value, run.results)
         for value in ([read.value] if _is_short(read.value) else _parts_in(answer, read.value))
     ]
+    if check.type == "choice":  # the question names its options, so only what they are compared by counts
+        options = set(map(format_value, check.options))
+        taken = [read for read in taken if format_value(read.value) not in options]
     written = set(map(format_value, answer))
     given = [read for read in taken if format_value(read.value) in written]
     # What was only compared within the result that has the answer need not be seen: a query may sort.

@@ -106,13 +106,16 @@ async def _repeats(task: Task, run: GoldRun, cache: CallCache, sources: Collecti
     take may differ: the number of a request, the time, the receipt of a change."""
     again = await replay(cache, task, generation=1)
     truth = task.truth
-    taken = set[int]().union(*map(depends_on, truth.tool_sequence))
+    reads = {s.step for s in truth.tool_sequence if cache.is_read_only(s.server, s.tool)}
+    taken = set[int]()
     if truth.final_answer is not None and not truth.evidence:
-        taken |= {step.step for step in truth.tool_sequence} if sources is None else set(sources)
-    for (step, call, one), (_, _, other) in zip(run.calls, again.calls, strict=True):
-        is_read = step.step in taken and cache.is_read_only(call.server, call.tool)
-        if is_read and result_value(one) != result_value(other):
+        taken = reads if sources is None else reads & set(sources)
+    for (step, call, one), (_, call_again, other) in zip(run.calls, again.calls, strict=True):
+        if step.step in taken and result_value(one) != result_value(other):
             detail = f"step {step.step}: {one.content[:100]} and then {other.content[:100]}"
+            raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
+        if depends_on(step) <= reads and call.arguments != call_again.arguments:
+            detail = f"step {step.step}: {call.arguments} and then {call_again.arguments}"[:200]
             raise RejectedTask(RejectCode.NOT_REPEATABLE, detail)
     for server, check, result, was in state_readings(task.truth, again.state, again.before) or ():
         if not state_holds(check, result, again.results, was):

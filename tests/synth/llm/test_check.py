@@ -139,6 +139,7 @@ def test_what_is_added_when_asked_back_is_a_turn_of_its_own() -> None:
 def test_a_name_that_nothing_has_is_looked_for_in_vain() -> None:
     sought = draft(("find", {"query": "moon"}), answer=answer("none", "", would_be="number"), missing="moon")
     task = checked(sought, "does not exist", (1, 3))
+    assert not task.truth.success.must_call
     assert task.truth.tool_sequence[-1].finds_nothing and task.extra_info["invented"] == "moon"
     assert task.prompt[-1].content.endswith('End with "Answer: " and a number.')
 

@@ -1,0 +1,127 @@
+"""Which facts an answer of a model's task must have seen, on two calls of a scripted shop."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mcpagent.core.tools import ToolAnnotations, ToolCall, ToolResult, ToolSpec
+from mcpagent.synth.llm.draft import Draft, FormatCheck
+from mcpagent.synth.llm.prompts import TaskSettings
+from mcpagent.synth.llm.sample import Executor
+from mcpagent.synth.tasks.record import ToolSelection
+from mcpagent.tools.contract import Purpose
+
+ITEMS = {
+    "Lamp": {"name": "Lamp", "price": 12.5, "stock": 3, "maker": 71},
+    "Chair": {"name": "Chair", "price": 40.25, "stock": 3, "maker": 72},
+}
+MAKERS = {71: {"maker": "Weiss", "notes": "Mail: weiss@shop.example\nPhone: 0171"}, 72: {"maker": "Lima"}}
+
+
+class Shop:
+    """A provider and its only session; every result has a number of its own, as random ids are."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        reads = ToolAnnotations(read_only=True)
+        self.tools: Mapping[str, ToolSpec] = {
+            name: ToolSpec(server="shop", name=name, input_schema={"type": "object"}, annotations=reads)
+            for name in ("item", "maker", "items")
+        }
+
+    def session(self) -> "Shop":
+        return self
+
+    async def call(self, call: ToolCall, *, purpose: Purpose = Purpose.EPISODE) -> ToolResult:
+        self._calls += 1
+        asked = call.arguments
+        found: Any = {"rows": [*ITEMS.values()]}
+        if call.tool != "items":
+            found = ITEMS[asked["name"]] if call.tool == "item" else MAKERS[asked["id"]]
+        said = json.dumps({**found, "request": f"r-{self._calls}"})
+        return ToolResult(call_id=call.id, server="shop", tool=call.tool, content=said)
+
+    async def close(self) -> None:
+        pass
+
+
+def item(name: str) -> dict[str, Any]:
+    return {"server": "shop", "tool": "item", "arguments": json.dumps({"name": name})}
+
+
+MAKER = {"server": "shop", "tool": "maker", "arguments": json.dumps({"id": "${step1.maker}"})}
+ALL = {"server": "shop", "tool": "items", "arguments": "{}"}
+WHICH = "at(argmax(step1.price, step2.price), step1.name, step2.name)"
+
+
+@pytest.mark.parametrize(
+    ("question", "steps", "kind", "expression", "facts"),
+    [
+        ("What is the lamp?", [item("Lamp")], "number", "step1.price", [(12.5, ["Lamp"], [])]),
+        (
+            "Who makes the lamps?",
+            [item("Lamp"), MAKER],
+            "name",
+            "step2.maker",
+            [("Weiss", [["71", "Lamp"]], [])],
+        ),
+        (
+            "What are a lamp and a chair together?",
+            [item("Lamp"), item("Chair")],
+            "number",
+            "step1.price + step2.price",
+            [(12.5, ["Lamp"], [52.75]), (40.25, ["Chair"], [52.75])],
+        ),
+        (
+            "Which costs more, the Lamp or the Chair?",
+            [item("Lamp"), item("Chair")],
+            "choice",
+            WHICH,
+            [(12.5, ["Lamp"], []), (40.25, ["Chair"], [])],
+        ),
+        ("What costs most?", [ALL], "name", 'max_by(step1.rows, "price").name', [("Chair", [], [])]),
+        (
+            "What costs over 20?",
+            [ALL],
+            "set",
+            'pluck(where(step1.rows, "price", ">", 20), "name")',
+            [("Chair", [], [])],
+        ),
+        (
+            "Where do I write to about the lamp?",
+            [item("Lamp"), MAKER],
+            "name",
+            'after(step2.notes, "Mail: ")',
+            [("weiss@shop.example", [["71", "Lamp"]], [])],
+        ),
+    ],
+)
+def test_an_answer_must_have_seen_what_it_is_made_of(
+    question: str, steps: list[Any], kind: str, expression: str, facts: list[Any]
+) -> None:
+    shop = Shop()
+    options = ["Lamp", "Chair"] if kind == "choice" else []
+    value = {"type": kind, "value": f"${{{expression}}}", "unit": "", "decimals": None}
+    draft = {
+        "user_prompt": question,
+        "follow_up": "",
+        "asks_after": 0,
+        "steps": steps,
+        "answer": {**value, "options": options, "would_be": ""},
+        "missing": "",
+        "proof": None,
+    }
+    check = FormatCheck(
+        usable={spec.dotted: spec for spec in shop.tools.values()},
+        offer=ToolSelection(catalog=shop.tools),
+        settings=TaskSettings(max_tools=4, max_turns=8),
+    )
+    task = check.task(Draft.model_validate(draft), kind=None, steps=(1, 4))
+    made = asyncio.run(Executor(shop).run(task))
+    assert "fault" not in made, made
+    evidence = made["task"]["reward_spec"]["ground_truth"]["evidence"]
+    told = [(fact["value"], list(fact.get("about", [])), list(fact.get("instead", []))) for fact in evidence]
+    assert told == facts
