@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mcpagent.cli.gen_data_llm import LLMOptions, check_batch, rewriting, run_llm
+from mcpagent.cli.gen_data_llm import (
+    LLMOptions,
+    check_batch,
+    has_endpoint,
+    next_steps,
+    rewriting,
+    run_llm,
+)
 from mcpagent.cli.options import (
     ConfigOptions,
     Json,
@@ -44,7 +50,7 @@ class SourceOptions:
         typer.Option(
             "--explore",
             help="Make tasks from what the servers' read-only tools are seen to do, without templates. This "
-            "is what happens with --servers if no template fits.",
+            "is what happens with --servers if there is no endpoint and no template fits.",
         ),
     ] = False
     read_only: ReadOnly = None
@@ -87,7 +93,12 @@ def gen_data(
         ),
     ] = False,
     llm: Annotated[
-        bool, typer.Option("--llm", help="Let a model write the tasks, with the options below.")
+        bool,
+        typer.Option(
+            "--llm",
+            help="Let a model write the tasks, with the options below. This is what happens with --servers "
+            "if there is an endpoint: api.base_url, OPENAI_BASE_URL or OPENAI_API_KEY.",
+        ),
     ] = False,
     *,
     options: ConfigOptions,
@@ -142,6 +153,9 @@ def gen_data(
         config = options.config(console, has_data=False, read_only=source.read_only)
         seed, has_servers = config.seed, options.servers is not None
         tools = config.tools
+        if has_servers and not llm and _leaves_the_way(source, size) and has_endpoint(config.api):
+            llm = True
+            console.note("there is an endpoint: a model writes the tasks; --explore makes them without one")
         if not has_servers and not llm and (source.templates == "full" or source.explore):
             tools = tools.model_copy(update={"builtin": BUILTIN_NAMES, "limited": False})
         if (
@@ -173,6 +187,11 @@ def gen_data(
     console.print_blocks(document, _made(document, size.out))
 
 
+def _leaves_the_way(source: SourceOptions, size: SizeOptions) -> bool:
+    """Whether no option says how the tasks of servers of one's own are made."""
+    return not (source.explore or source.seed_value or size.shard) and source.templates == "core"
+
+
 def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, llm: bool) -> None:
     """Raise UserError for options that do not go together."""
     if llm and source.seed_value:
@@ -196,6 +215,4 @@ def _made(document: Mapping[str, Any], out: Path) -> Iterator[Block]:
             + (f"; as they were: {kept}" if kept else "")
         )
     yield f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s"
-    folder = shlex.quote(str(out))
-    yield f"Next: mcpagent env check --data {folder}"
-    yield f"      mcpagent train --dry-run --model MODEL --data {folder}"
+    yield from next_steps(out)

@@ -102,7 +102,7 @@ def run_llm(
     if not document["records"]:
         console.show_blocks(_made(document))
         raise no_task(document)
-    console.print_blocks(document, _made(document))
+    console.print_blocks(document, [*_made(document), *next_steps(output.folder)])
     if (lost := requests_lost(document)) is not None:
         console.note(lost)
 
@@ -165,6 +165,19 @@ def _endpoint(options: LLMOptions, api: ApiConfig, *, is_asked: bool = True) -> 
     if api.base_url is None:
         api = api.model_copy(update={"base_url": env.get("OPENAI_BASE_URL") or None})
     return endpoint_settings(_chosen(options.model, env, "OPENAI_MODEL", "gpt-5-mini"), api)
+
+
+def has_endpoint(api: ApiConfig) -> bool:
+    """Return whether a model can be asked."""
+    env = environment()
+    return bool(api.base_url or env.get("OPENAI_BASE_URL") or env.get("OPENAI_API_KEY"))
+
+
+def next_steps(folder: Path) -> Iterator[Block]:
+    """Yield the commands that go on from a dataset."""
+    data = shlex.quote(str(folder))
+    yield f"Next: mcpagent env check --data {data}"
+    yield f"      mcpagent train --dry-run --model MODEL --data {data}"
 
 
 def _chosen(given: T | None, env: Mapping[str, str], name: str, default: T) -> T:

@@ -55,7 +55,7 @@ class BatchClient:
     def take(self, path: Path, *, on_note: Callable[[str], None]) -> int:
         """Put the answers of a file into the journal and return how many are new; `on_note` is told of each
         line that is none, whose question waits on. Raises UserError if no line is of this batch."""
-        taken, known = 0, 0
+        taken, again = 0, 0
         others: list[str] = []
         with reading(path), open_bytes(path) as stream:
             lines = list(stream)
@@ -69,12 +69,12 @@ class BatchClient:
                 others.append(key)
                 on_note(f"{path}:{number}: {key!r:.80} is of another batch, or of other settings")
             elif self._journal.answer(key) is not None:
-                known += 1
+                again += 1
             else:
                 self._journal.sent(key, Usage())
                 self._journal.answered(key, reply)
                 taken += 1
-        if not taken and not known:
+        if not taken and not again:
             raise UserError(
                 f"none of its {len(lines)} lines is an answer of this batch",
                 where=str(path),

@@ -306,8 +306,8 @@ class Workshop:
         try:
             solution = read_reply(reply, Solution)
             plan, value = self.check.plan(solution.steps), self.check.value(solution.value)
-        except FaultFound as found:
-            detail = f"the solver's way: {found.fault.detail}"
+        except FaultFound as fault_found:
+            detail = f"the solver's way: {fault_found.fault.detail}"
             raise FaultFound(DraftFault(DraftStage.SOLVE, DraftFaultCode.NOT_SOLVED, detail)) from None
         await self._recorded(f"{key}:executed", partial(self.executor.solve, task, plan, value))
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from mcpagent.cli.main import load_app
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.errors import RunError, UserError
@@ -288,6 +290,25 @@ def test_tools_of_the_users_own_that_change_something_are_called_only_where_that
     assert "send_slack_message" not in asked.messages[1]["content"]
     assert "get_slack_channel_history" in asked.messages[1]["content"]
     assert allowed["by_tool"] == {"slack.send_slack_message": 1}
+
+
+def test_servers_of_ones_own_are_asked_about_by_a_model_if_there_is_an_endpoint(tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    args = ["-m", "mcpagent.cli.main", "serve", "slack", "--limited"]
+    config.write_text(json.dumps({"mcpServers": {"slack": {"command": sys.executable, "args": args}}}))
+
+    def command(out: str, *more: str) -> list[str]:
+        counts = ["--train", "4", "--validation", "0", "--heldout", "2"]
+        return ["--servers", str(config), "--out", str(tmp_path / out), "--json", *counts, *more]
+
+    with service(model) as running:
+        env = {"OPENAI_API_KEY": None, "OPENAI_BASE_URL": running.url}
+        explored = CliRunner().invoke(load_app("gen-data"), command("explored", "--explore"), env=env)
+        assert explored.exit_code == 0, explored.exception
+        assert not running.log
+        asked = CliRunner().invoke(load_app("gen-data"), command("asked", "--n-samples", "1"), env=env)
+        assert running.log
+    assert "there is an endpoint: a model writes the tasks" in asked.stderr
 
 
 def test_a_journal_of_other_settings_or_in_use_or_no_journal_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Curricula, splits, prompts and schemas in words."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,18 @@ from hypothesis import strategies as st
 
 from mcpagent.config.environment import resource_path
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
-from mcpagent.core.tools import ToolSpec
+from mcpagent.core.tools import ToolAnnotations, ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.llm.budget import price_of
-from mcpagent.synth.llm.prompts import fill_in, load_curriculum, load_prompts, resolve_alias
+from mcpagent.synth.llm.prompts import (
+    Observation,
+    PromptBuilder,
+    TaskSettings,
+    fill_in,
+    load_curriculum,
+    load_prompts,
+    resolve_alias,
+)
 from mcpagent.synth.llm.sample import Executed, called_entities, split_tasks
 from mcpagent.synth.templates.pools import SplitShares
 
@@ -82,6 +91,45 @@ def executed(task_id: str, *symbols: str) -> Executed:
         reward_spec=RewardSpec(ground_truth=GroundTruth(task_id=task_id)),
     )
     return Executed(task=task, calls=calls)
+
+
+def test_every_class_has_its_share_of_the_samples_that_its_servers_allow() -> None:
+    prompts = load_prompts(resource_path("templates/prompts/tasks.yaml"))
+    settings = TaskSettings(max_tools=4, max_turns=8, domains=("all",))
+    shares = {kind: each.share for kind, each in prompts.texts.classes.items()}
+    reads = tool("fmp.quote").model_copy(update={"annotations": ToolAnnotations(read_only=True)})
+    for usable, missing in (
+        ((reads, tool("slack.send")), set[str]()),
+        ((reads,), {"two servers", "change"}),
+        ((tool("slack.send"),), {"two servers"}),
+    ):
+        wanted = {kind: share for kind, share in shares.items() if kind not in missing}
+        asked = PromptBuilder(prompts=prompts, usable=usable, observations=(), settings=settings)
+        kinds = [asked(number).kind for number in range(2 * sum(wanted.values()))]
+        assert Counter(kinds) == {kind: 2 * share for kind, share in wanted.items()}
+
+
+def test_a_prompt_shows_whole_results_with_their_root_and_what_fails() -> None:
+    prompts = load_prompts(resource_path("templates/prompts/tasks.yaml"))
+    seen = (
+        Observation("fmp.quote", {"symbol": "ABCD"}, '{"result": [{"price": 12.5}]}'),
+        Observation("fmp.quote", {"symbol": "none"}, "Unknown symbol.", is_error=True),
+        Observation("fmp.quote", {}, "x" * 5000),
+    )
+    settings = TaskSettings(max_tools=4, max_turns=8, domains=("all",))
+    usable = (tool("fmp.quote", symbol={"type": "string"}),)
+    asked = PromptBuilder(
+        prompts=prompts, usable=usable, observations=seen, settings=settings, questions=["What is ABCD?"]
+    )
+    told = asked(0).messages[1]["content"]
+    for part in (
+        'fmp.quote({"symbol": "ABCD"})\nstep = {"result": [{"price": 12.5}]}',
+        'fmp.quote({"symbol": "none"})\nfails = Unknown symbol.',
+        f"step = {'x' * 3000} ... (cut here)",
+        'arguments: {"type": "object", "properties": {"symbol": {"type": "string"}}}',
+        "Questions that exist\n- What is ABCD?",
+    ):
+        assert part in told
 
 
 QUOTE = {"fmp.quote": tool("fmp.quote", symbol={"type": "string"}, period={"enum": ["Q1", "Q2"]})}
