@@ -266,9 +266,13 @@ class FormatCheck:
         if draft.answer.type == "none" and plan:
             cited |= {plan[-1]["step"]}
         used = cited.union(*(_references("step", step["params"]) for step in plan))
-        asks = draft.asks_after if draft.follow_up else 0  # what these find is why the agent asks
-        if unused := [step for step in reads if step not in used and step > asks]:
-            detail = f"nothing uses the result of step {unused[0]}: refer to it, or leave it out"
+        unused = [step for step in reads if step not in used]
+        asks = draft.asks_after if draft.follow_up else 0
+        for step in plan:
+            if step["step"] in unused and step["step"] <= asks:
+                step["optional"] = True  # it shows why the agent asks, which it may ask without
+        if late := [step for step in unused if step > asks]:
+            detail = f"nothing uses the result of step {late[0]}: refer to it, or leave it out"
             _fail(DraftFaultCode.UNUSED_STEP, detail)
         if placed := numbers_by_place([value, *(step["params"] for step in plan)]):
             detail = f'{placed[0]} counts numbers in a text; write number(after(text, "name before it"), 0)'

@@ -5,6 +5,7 @@ import pytest
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolAnnotations, ToolSpec
+from mcpagent.reward.rule import is_optional
 from mcpagent.synth.llm.draft import Draft, FaultFound, FormatCheck
 from mcpagent.synth.llm.prompts import TaskSettings
 from mcpagent.synth.tasks.record import ToolSelection
@@ -132,8 +133,10 @@ def test_what_is_added_when_asked_back_is_a_turn_of_its_own() -> None:
     asked = checked(later, "missing information")
     assert [step.user_turn for step in asked.truth.tool_sequence] == [1, 1]
     assert "Answer:" in asked.truth.user_turns[0] and "Answer:" not in asked.prompt[-1].content
-    looked = draft(FIND, PRICE, follow_up="The first.", asks_after=1)
-    assert [step.user_turn for step in checked(looked).truth.tool_sequence] == [0, 1]
+    looked = draft(FIND, ("price", {"id": 7}), follow_up="That of 7.", asks_after=1)
+    first, second = checked(looked).truth.tool_sequence
+    assert (first.user_turn, second.user_turn) == (0, 1)
+    assert is_optional(first) and not is_optional(second)  # it may ask back without looking
 
 
 def test_a_name_that_nothing_has_is_looked_for_in_vain() -> None:
