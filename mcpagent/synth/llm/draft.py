@@ -197,7 +197,11 @@ class FormatCheck:
         self._check_class(draft, kind)
         value = self._checked_value(draft, plan)
         if draft.answer.type == "none" and not self._writes(plan) and plan:
-            plan[-1]["finds_nothing"] = True
+            texts = {name: v for name, v in plan[-1]["params"].items() if isinstance(v, str)}
+            # Of a query only the name that it looks for counts.
+            name = draft.missing
+            inside = [n for n, text in texts.items() if name and name in text and name != text]
+            plan[-1] |= {"finds_nothing": True, "match": {n: {"contains": name} for n in inside}}
         task = self._record(draft, plan, value, kind)
         if problems := task_problems(task):
             _fail(DraftFaultCode.UNJUDGEABLE, "; ".join(problems))

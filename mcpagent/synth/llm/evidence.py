@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from mcpagent.synth.tasks.inspect import said, stands_in
 from mcpagent.synth.tasks.run import CallCache, GoldRun, gold_record
 
 _MOST_FACTS = 12
+_QUOTED = re.compile(r"(['\"])(.+?)\1")
 _LONGEST = 80  # characters of a leaf; of a longer text the answer counts that stands in it
 
 
@@ -100,7 +102,10 @@ def _about(draft: Task, steps: Iterable[int], run: GoldRun) -> tuple[str | tuple
 
 
 def _literals(step: PlanStep) -> list[Any]:
-    return [v for v in scalars(step.params) if v not in (None, "") and not reference_texts(v)]
+    """Return what the arguments of a step say; of a text with quotes, such as SQL, also what is quoted."""
+    values = [v for v in scalars(step.params) if v not in (None, "")]
+    quoted = [part for v in values if isinstance(v, str) for _, part in _QUOTED.findall(v)]
+    return [v for v in (*values, *quoted) if not reference_texts(v)]
 
 
 def _given(step: PlanStep, run: GoldRun) -> list[Any]:

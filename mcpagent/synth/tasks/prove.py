@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -133,14 +134,29 @@ async def _is_unknown(task: Task, run: GoldRun, cache: CallCache) -> None:
         if not step.finds_nothing or is_silent:
             continue
         invented = str(task.extra_info.get("invented", ""))
-        folder = invented[: invented.rfind("/") + 1]
-        arguments = replaced_in(call.arguments, invented, folder + NO_NAME)
-        async with cache.session(only_reads=cache.is_read_only(call.server, call.tool)) as session:
-            other = await session.call(server=call.server, tool=call.tool, arguments=arguments)
-        said, said_of_nothing = (anonymous(each, (invented, folder + NO_NAME)) for each in (result, other))
-        if not invented or arguments == call.arguments or said != said_of_nothing:
+        nothing = invented[: invented.rfind("/") + 1] + NO_NAME
+        arguments = _renamed(replaced_in(call.arguments, invented, nothing), invented, nothing)
+        others = list[ToolResult]()
+        for generation in (0, 1):  # what differs between two calls for nothing, such as an id, says nothing
+            is_read = cache.is_read_only(call.server, call.tool)
+            async with cache.session(generation=generation, only_reads=is_read) as session:
+                others.append(await session.call(server=call.server, tool=call.tool, arguments=arguments))
+        said, one, again = (
+            list(scalars(json.loads(anonymous(each, (invented, nothing))))) for each in (result, *others)
+        )
+        is_same = len(said) == len(one) == len(again) and all(
+            leaf == first or first != second for leaf, first, second in zip(said, one, again, strict=True)
+        )
+        if not invented or arguments == call.arguments or not is_same:
             detail = f"{call.server}.{call.tool}({call.arguments}) gives {result.content[:200]}"
             raise RejectedTask(RejectCode.EXISTS, detail)
+
+
+def _renamed(arguments: JsonObject, name: str, other: str) -> JsonObject:
+    """Return arguments with another name inside their texts, as in SQL."""
+    inside, instead = (json.dumps(each, ensure_ascii=False)[1:-1] for each in (name, other))
+    text = json.dumps(arguments, ensure_ascii=False)
+    return json.loads(text.replace(inside, instead)) if name else arguments
 
 
 def _has_values(value: Any) -> bool:

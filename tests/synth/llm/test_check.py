@@ -145,6 +145,9 @@ def test_a_name_that_nothing_has_is_looked_for_in_vain() -> None:
     assert not task.truth.success.must_call
     assert task.truth.tool_sequence[-1].finds_nothing and task.extra_info["invented"] == "moon"
     assert task.prompt[-1].content.endswith('End with "Answer: " and a number.')
+    queried = draft(("find", {"query": "name is 'moon'"}), answer=answer("none", ""), missing="moon")
+    (step,) = checked(queried, "does not exist", (1, 3)).truth.tool_sequence
+    assert step.match == {"query": {"contains": "moon"}}
 
 
 def test_arguments_may_come_as_an_object_from_servers_without_strict_outputs() -> None:

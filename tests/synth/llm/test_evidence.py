@@ -29,7 +29,7 @@ class Shop:
         reads = ToolAnnotations(read_only=True)
         self.tools: Mapping[str, ToolSpec] = {
             name: ToolSpec(server="shop", name=name, input_schema={"type": "object"}, annotations=reads)
-            for name in ("item", "maker", "items")
+            for name in ("item", "maker", "items", "query")
         }
 
     def session(self) -> "Shop":
@@ -39,13 +39,25 @@ class Shop:
         self._calls += 1
         asked = call.arguments
         found: Any = {"rows": [*ITEMS.values()]}
-        if call.tool != "items":
+        if call.tool == "query":
+            found = {
+                "rows": [each for name, each in ITEMS.items() if name in asked["sql"]],
+                "message": "Done.",
+            }
+        elif call.tool != "items":
             found = ITEMS[asked["name"]] if call.tool == "item" else MAKERS[asked["id"]]
         said = json.dumps({**found, "request": f"r-{self._calls}"})
         return ToolResult(call_id=call.id, server="shop", tool=call.tool, content=said)
 
     async def close(self) -> None:
         pass
+
+
+CHECK = FormatCheck(
+    usable={spec.dotted: spec for spec in Shop().tools.values()},
+    offer=ToolSelection(catalog=Shop().tools),
+    settings=TaskSettings(max_tools=4, max_turns=8),
+)
 
 
 def item(name: str) -> dict[str, Any]:
@@ -102,7 +114,6 @@ WHICH = "at(argmax(step1.price, step2.price), step1.name, step2.name)"
 def test_an_answer_must_have_seen_what_it_is_made_of(
     question: str, steps: list[Any], kind: str, expression: str, facts: list[Any]
 ) -> None:
-    shop = Shop()
     options = ["Lamp", "Chair"] if kind == "choice" else []
     value = {"type": kind, "value": f"${{{expression}}}", "unit": "", "decimals": None}
     draft = {
@@ -114,14 +125,29 @@ def test_an_answer_must_have_seen_what_it_is_made_of(
         "missing": "",
         "proof": None,
     }
-    check = FormatCheck(
-        usable={spec.dotted: spec for spec in shop.tools.values()},
-        offer=ToolSelection(catalog=shop.tools),
-        settings=TaskSettings(max_tools=4, max_turns=8),
-    )
-    task = check.task(Draft.model_validate(draft), kind=None, steps=(1, 4))
-    made = asyncio.run(Executor(shop).run(task))
+    task = CHECK.task(Draft.model_validate(draft), kind=None, steps=(1, 4))
+    made = asyncio.run(Executor(Shop()).run(task))
     assert "fault" not in made, made
     evidence = made["task"]["reward_spec"]["ground_truth"]["evidence"]
     told = [(fact["value"], list(fact.get("about", [])), list(fact.get("instead", []))) for fact in evidence]
     assert told == facts
+
+
+@pytest.mark.parametrize(("missing", "code"), [("Table", None), ("Lamp", "exists")])
+def test_a_query_that_finds_nothing_says_what_it_says_of_any_name_but_for_its_number(
+    missing: str, code: str | None
+) -> None:
+    query = {"sql": f"SELECT price FROM items WHERE name = '{missing}'"}
+    none = {"type": "none", "value": "", "unit": "", "decimals": None, "options": [], "would_be": "number"}
+    draft = {
+        "user_prompt": f"What does the {missing} cost?",
+        "follow_up": "",
+        "asks_after": 0,
+        "steps": [{"server": "shop", "tool": "query", "arguments": json.dumps(query)}],
+        "answer": none,
+        "missing": missing,
+        "proof": None,
+    }
+    task = CHECK.task(Draft.model_validate(draft), kind="does not exist", steps=(1, 3))
+    made = asyncio.run(Executor(Shop()).run(task))
+    assert made.get("fault", {}).get("code") == code
