@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -217,7 +217,4 @@ class Reward(Protocol):
 
 def grade(task: Task, record: EpisodeRecord) -> tuple[RewardTerm, ...]:
     """Return the terms of an ended episode, by the method that its task names."""
-    grader: Callable[[Task, EpisodeRecord], tuple[RewardTerm, ...]] = REWARD_METHODS.load(
-        task.reward_spec.method
-    )
-    return grader(task, record)
+    return REWARD_METHODS.load(task.reward_spec.method)(task, record)
