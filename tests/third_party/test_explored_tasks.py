@@ -20,14 +20,17 @@ pytestmark = pytest.mark.registry
 
 _READS = "sqlite.list_tables,sqlite.describe_table,sqlite.read_query"
 _DATABASE = """
-create table ships (id integer primary key, name text, port text, tons real);
-insert into ships values (11, 'Aurora', 'Lisbon', 5209.5), (12, 'Borealis', 'Genoa', 1237.7),
-  (13, 'Caravel', 'Genoa', 5934.2), (14, 'Dorado', 'Bergen', 4493.1), (15, 'Esperance', 'Cadiz', 5545.9);
+create table ships (id integer primary key, name text, port text, tons real, owner text, length real);
+insert into ships values (11, 'Aurora', 'Lisbon', 5209.5, 'Halden', 121.4),
+  (12, 'Borealis', 'Genoa', 1237.7, 'Moretti', 64.9), (13, 'Caravel', 'Genoa', 5934.2, 'Castello', 133.8),
+  (14, 'Dorado', 'Bergen', 4493.1, 'Nordvik', 110.2), (15, 'Esperance', 'Cadiz', 5545.9, 'Duarte', 127.6),
+  (16, 'Fortuna', 'Lisbon', 3310.6, 'Pereira', 95.3), (17, 'Galatea', 'Cadiz', 2871.4, 'Ruiz', 88.7);
 create table ports (id integer primary key, name text, country text, depth real);
 insert into ports values (21, 'Lisbon', 'Portugal', 28.5), (22, 'Genoa', 'Italy', 11.7),
   (23, 'Bergen', 'Norway', 17.3), (24, 'Cadiz', 'Spain', 14.2);
 create table crew (id integer primary key, full_name text, ship text, hired text);
-insert into crew values (31, 'Ada Berg', 'Aurora', '2019-04-02'), (32, 'Edsger Lund', 'Dorado', '2021-11-30');
+insert into crew values (31, 'Ada Berg', 'Aurora', '2019-04-02'), (32, 'Edsger Lund', 'Dorado', '2021-11-30'),
+  (33, 'Mona Ek', 'Fortuna', '2018-06-14');
 """
 
 
