@@ -117,7 +117,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object (as `object_pairs_hook`). Raises ValueError if it gives a name twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
@@ -126,7 +127,7 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 JSON_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # RFC 8259: neither NaN nor Infinity
-_MODEL_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeated)
+_MODEL_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=refuse_repeated)
 
 
 def decode_model_json(text: str, position: int = 0, *, max_depth: int = MAX_JSON_DEPTH) -> tuple[Any, int]:

@@ -13,7 +13,7 @@ from mcpagent.core.answer_line import NO_ANSWER, as_decimal, folded, item_type, 
 from mcpagent.core.moments import Moment
 from mcpagent.core.placeholders import format_value
 from mcpagent.core.tasks import AnswerCheck
-from mcpagent.core.values import as_number, is_json_array, is_json_object, numbers_equal
+from mcpagent.core.values import as_number, is_json_array, is_json_object, numbers_equal, refuse_repeated
 
 # A number as JSON has it (RFC 8259, section 6), with a sign before it and thousands in groups of three.
 _NUMBER = re.compile(
@@ -135,15 +135,9 @@ def _items(given: str) -> list[str] | None:
 
 def _parsed(given: str) -> Any:
     try:
-        return json.loads(given, object_pairs_hook=_each_once, parse_float=str, parse_int=str)
+        return json.loads(given, object_pairs_hook=refuse_repeated, parse_float=str, parse_int=str)
     except (ValueError, RecursionError):
         return None
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return dict(pairs)
 
 
 def _item(value: Any) -> str:
