@@ -126,6 +126,17 @@ ELSEWHERE = {
     "inspect eval examples/bridges/inspect_eval.py -T data=data/mine -T split=heldout"
     " --model openai/gpt-5": "tests/bridges/test_inspect.py",
     "mcpagent data restate old.jsonl --out restated.jsonl": "tests/synth/datasets/test_restate.py",
+    **dict.fromkeys(
+        (
+            "mcpagent gen-data --llm --servers mcp.json --batch round-1.jsonl",
+            "mcpagent gen-data --llm --servers mcp.json --answers in-1.jsonl --batch round-2.jsonl",
+            "mcpagent gen-data --llm --servers mcp.json --yes-read-only --batch round-1.jsonl"
+            " --out data/mine",
+            "mcpagent gen-data --llm --servers mcp.json --yes-read-only --answers in-1.jsonl"
+            " --batch round-2.jsonl --out data/mine",
+        ),
+        "tests/synth/llm/test_batch.py",
+    ),
     "mcpagent eval model Qwen/Qwen3-0.6B --data data/mine/heldout.jsonl --out none.json": HUB,
     "mcpagent eval model Qwen/Qwen3-0.6B --data data/mine/heldout.jsonl --shots 2 --out two.json": HUB,
     'PYTHONPATH="$PWD" vf-eval @ verifiers.toml -m MODEL': "tests/bridges/test_verifiers.py",
