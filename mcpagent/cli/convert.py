@@ -248,7 +248,7 @@ def _converted_chats(
             convert_chats(
                 source,
                 opened.pool,
-                own_state=opened.own_state,
+                may_be_changed=opened.may_be_changed,
                 writer=writer,
                 on_progress=lambda rows, kept: advance(rows, note=counted(kept, "task")),
             )

@@ -181,7 +181,7 @@ def _learn(
             advance(1, note=f"calls, {counted(facts, 'fact')}, {tool}")
 
         graph = io.run(learn(cache, seed=seed, seed_values=seed_values, places=places, on_progress=on_call))
-        effects = Effects(cache, graph, _may_be_changed(opened, tools), seed=seed)
+        effects = Effects(cache, graph, opened.may_be_changed, seed=seed)
         io.run(effects.run(lambda tool: advance(0, note=tool)))
     pairs = ((edge, fact) for fact in graph.facts for edge in graph.edges_into(fact))
     edges = len({(edge.source.spec.dotted, fact.spec.dotted, edge.parameter) for edge, fact in pairs})
@@ -208,15 +208,6 @@ def _learn(
     for silence in silences:
         console.note(silence.sentence)
     return Learned(cache, graph, effects.changes, effects.watch), learned
-
-
-def _may_be_changed(opened: Tools, tools: ToolsConfig) -> frozenset[str]:
-    """Return the servers whose tools that write may be tried. A process of its own is not enough for one of
-    the user's: it may work on a database that all share."""
-    if tools.servers is None:
-        return opened.own_state
-    sections = tools.per_server.items()
-    return opened.own_state & {name for name, s in sections if s.workspace or s.reset or s.allow_writes}
 
 
 def _note_unused(data: GeneratedData, learned: JsonObject, console: Console) -> None:

@@ -125,14 +125,15 @@ def _marks(servers: Path) -> list[Path]:
 @dataclass(frozen=True)
 class Tools:
     """The tools that episodes call, and the thread that they live on. `pool` are the started servers, or the
-    `cassette` around or instead of them if there is one. `own_state` are the servers of which each session
-    finds the state as it was configured: by a copy, a reset or a process of its own; `own_instances` are
-    those of them that need no reset, so that a session which stays open holds up no other."""
+    `cassette` around or instead of them if there is one. `may_be_changed` are the servers on which a call
+    that may write can be tried, since no other session finds what it did. `own_instances` are those with a
+    state of its own for each session that need no reset, so that a session which stays open holds up no
+    other."""
 
     io: IOThread
     pool: PinnedTools
     cassette: Cassette | None = None
-    own_state: frozenset[str] = frozenset()
+    may_be_changed: frozenset[str] = frozenset()
     own_instances: frozenset[str] = frozenset()
 
     def as_json(self) -> JsonObject:
@@ -211,7 +212,9 @@ def servers_with_own_state(config: ToolsConfig, servers: Sequence[ServerConfig])
 
 
 def _own_state(config: ToolsConfig, servers: Sequence[ServerConfig]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the servers with a state of their own, and those of them that need no reset for it."""
-    own_state = servers_with_own_state(config, servers)
-    with_reset = {name for name, section in config.per_server.items() if section.reset}
-    return own_state, own_state - with_reset
+    """Return the servers that may be changed, and those with a state of their own that need no reset for it.
+    A process of its own is not enough for one of the user's: it may write to a file or a database."""
+    own_state, sections = servers_with_own_state(config, servers), config.per_server.items()
+    undone = {name for name, each in sections if each.workspace or each.reset or each.allow_writes}
+    with_reset = {name for name, each in sections if each.reset}
+    return own_state if config.servers is None else own_state & undone, own_state - with_reset

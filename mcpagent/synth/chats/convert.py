@@ -68,18 +68,18 @@ async def convert_chats(
     path: Path,
     pool: ToolProvider,
     *,
-    own_state: Collection[str],
+    may_be_changed: Collection[str],
     writer: AnswerWriter | None = None,
     on_progress: Callable[[int, int], None] = lambda rows, kept: None,
 ) -> ChatConversion:
-    """Make a task of each chat whose calls run on the servers of `pool`; `own_state` are those of which each
-    session finds the state as it was. `writer` says what the answers are; None grades chats by their calls,
+    """Make a task of each chat whose calls run on the servers of `pool`; `may_be_changed` are those to
+    which a call of the log may write. `writer` says what the answers are; None grades chats by their calls,
     and by what those changed. `on_progress` gets new rows and all tasks. Raises UserError for a file that
     cannot be read."""
     conversion = ChatConversion()
     rows = _without_copies(DiskList(read_chats(path)))
     offer = ToolSelection(catalog=pool.tools)
-    maker = _Maker(offer, CallCache(pool), own_state, writer)
+    maker = _Maker(offer, CallCache(pool), may_be_changed, writer)
     for start in range(0, len(rows), _AT_ONCE):
         batch = rows[start : start + _AT_ONCE]
         outcomes = await asyncio.gather(*(maker.made(line, chat) for line, chat in batch))
@@ -123,10 +123,14 @@ class _Maker:
     """Makes the task of a chat."""
 
     def __init__(
-        self, offer: ToolSelection, cache: CallCache, own_state: Collection[str], writer: AnswerWriter | None
+        self,
+        offer: ToolSelection,
+        cache: CallCache,
+        may_be_changed: Collection[str],
+        writer: AnswerWriter | None,
     ) -> None:
         self._offer, self._cache, self._writer = offer, cache, writer
-        self._player = Player(cache, offer.catalog, own_state)
+        self._player = Player(cache, offer.catalog, may_be_changed)
 
     async def made(self, line: int, chat: Chat | Rejection) -> Task | Rejection:
         """Return the settled and proven task, or why there is none."""

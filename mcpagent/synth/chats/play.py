@@ -42,11 +42,13 @@ class MadeCall:
 
 
 class Player:
-    """Makes the calls of chats. Those that may write go only to the servers in `own_state`, of which each
-    session finds the state as it was."""
+    """Makes the calls of chats. Those that may write go only to the servers that
+    `may_be_changed`."""
 
-    def __init__(self, cache: CallCache, catalog: Mapping[str, ToolSpec], own_state: Collection[str]) -> None:
-        self._cache, self._catalog, self._own_state = cache, catalog, own_state
+    def __init__(
+        self, cache: CallCache, catalog: Mapping[str, ToolSpec], may_be_changed: Collection[str]
+    ) -> None:
+        self._cache, self._catalog, self._may_be_changed = cache, catalog, may_be_changed
         self._by_name: dict[str, list[ToolSpec]] = {}
         for spec in catalog.values():
             for before in ("", spec.server, f"mcp{spec.server}"):  # as hosts write a tool
@@ -99,12 +101,12 @@ class Player:
         does not, in the same user turn, and without a reading that stands there already."""
         kept: list[tuple[LoggedCall, ToolSpec]] = []
         for at, (call, spec) in enumerate(calls):
-            if not spec.annotations.read_only and spec.server not in self._own_state:
+            if not spec.annotations.read_only and spec.server not in self._may_be_changed:
                 raise RejectedTask(
                     RejectCode.MAY_WRITE,
                     f"{spec.dotted} does not say that it only reads, and what it writes would stay. If it "
-                    f"reads: --read-only {spec.dotted}. Else each session needs its own state: "
-                    f"--set {shlex.quote(f'tools.isolation.{spec.server}=episode')}, or a workspace",
+                    f"reads: --read-only {spec.dotted}. Else each session needs a copy of its data: "
+                    f"--set {shlex.quote(f'tools.per_server.{spec.server}.workspace=FOLDER')}, or a reset",
                 )
             if fault := self._fault(call, spec):
                 later = [c for c, s in calls[at + 1 :] if s is spec and c.user_turn == call.user_turn]

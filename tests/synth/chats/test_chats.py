@@ -58,7 +58,9 @@ class World:
         self.folder = folder
         write_servers(folder)
         self.file = write_rows(folder / "chats.jsonl", [row for row, _ in ALL])
-        self.document = convert(folder, self.file, "--set", "tools.isolation.todo=episode")
+        # The process holds its list in memory: one of its own undoes everything.
+        alone = ("tools.isolation.todo=episode", "tools.per_server.todo.allow_writes=true")
+        self.document = convert(folder, self.file, *(word for each in alone for word in ("--set", each)))
         self.tasks: dict[int, Task] = {}
         for path in self.document["paths"].values():
             self.tasks |= {task.extra_info["line"]: task for task in read_tasks(path)}
@@ -139,13 +141,17 @@ def test_no_tool_that_may_write_is_called_on_a_server_that_keeps_what_is_written
     }
 
 
-def test_without_its_own_state_nothing_of_a_log_is_written(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--set", "tools.isolation.todo=episode")])
+def test_where_what_is_written_may_stay_nothing_of_a_log_is_written(
+    world: World, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """A process of its own may write to a file: ending it undoes nothing."""
     write_servers(tmp_path)
-    document = convert(tmp_path, world.file)
+    document = convert(tmp_path, world.file, *options)
     assert document["rejects"]["may_write"] == 6 and document["records"] == 30
     assert not any("add" in call or "mail" in call for call in (tmp_path / "ledger").read_text().split())
     why = next(row["why"] for row in document["left_out"] if row["code"] == "may_write")
-    assert "--read-only todo.add_todo" in why and "--set tools.isolation.todo=episode" in why
+    assert "--read-only todo.add_todo" in why and "--set tools.per_server.todo.workspace=FOLDER" in why
 
 
 NAMES = (
