@@ -187,8 +187,6 @@ def _of_code(code: int, message: str) -> CallFailed | CallLost:
         return CallLost(message, was_sent=False)
     if code == RESPONSE_LOST:
         return CallLost(message)
-    if code == INVALID_PARAMS and "unknown tool" in message.lower():
-        return CallFailed(FailureKind.UNKNOWN_TOOL, message)
     if code in _KINDS:
         return CallFailed(_KINDS[code], message)
     # Those of JSON-RPC say that the two do not understand each other; any other one is the server's own.
