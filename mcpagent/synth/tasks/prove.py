@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, TypeVar
 
 from mcpagent.core.answer_line import form_problem, right_message
@@ -16,10 +17,9 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.shown_values import result_value
 from mcpagent.core.tasks import PlanStep, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
-from mcpagent.core.trajectory import StopReason
 from mcpagent.core.values import scalars
 from mcpagent.reward.assignment import depends_on
-from mcpagent.reward.record import EpisodeRecord, RecordedTurn, state_readings
+from mcpagent.reward.record import RecordedTurn, state_readings
 from mcpagent.reward.rule import is_optional
 from mcpagent.reward.state import state_holds
 from mcpagent.synth.tasks.inspect import (
@@ -58,16 +58,12 @@ def right_answers(task: Task, results: Mapping[str, Any]) -> list[str]:
 
 def wrong_answers(task: Task, contents: Sequence[str], results: Mapping[str, Any]) -> list[str]:
     """Return last messages that must not succeed after the right calls, whose results are `contents`."""
-    check = task.truth.final_answer
+    check, invented = task.truth.final_answer, [f"It is {_INVENTED}.", f"Answer: {_INVENTED}"]
     if check is None:
         return []
     if check.type in ("none", "abstention"):
-        return [
-            "",
-            "?!",
-            *([f"Answer: {_INVENTED}", f"It is {_INVENTED}."] if task.truth.answer_line else []),
-        ]
-    wrong = ["", f"It is {_INVENTED}.", f"Answer: {_INVENTED}"] if check.type != "regex" else [""]
+        return ["", "?!", *(invented if task.truth.answer_line else ())]
+    wrong = ["", *(invented if check.type != "regex" else ())]
     if not task.truth.answer_line:
         return wrong
     right = right_message(task, results) or ""
@@ -86,18 +82,18 @@ async def prove(
     await _repeats(task, run, cache, sources)
     await _is_unknown(task, run, cache)
     failing = await _fails_first(task, cache)
-    _gold_scores_one(task, run, failing, cache)
-    _answers_are_told_apart(task, run, cache)
+    _right_scores_one(task, run, cache, failing)
+    _wrong_fails(task, run, cache)
     untouched = await _silence_fails(task, run, cache)
     if task.truth.abstain:
-        _calling_fails(task)
-    left_out = await _every_step_counts(task, run, cache, sources, untouched)
+        _calling_fails(task, cache)
+    await _every_step_counts(task, run, cache, sources, untouched)
     return {
         "executed_steps": len(run.calls),
         "gold_reward": 1.0,
         "replays": 1,  # next to the first run
         "no_op": "calling fails" if task.truth.abstain else "silence fails",
-        "minimal": left_out,
+        "minimal": "every step is needed" if run.calls else "no steps",
         **({"first_error": failing[1].content[:200]} if failing else {}),
     }
 
@@ -179,28 +175,22 @@ async def _fails_first(task: Task, cache: CallCache) -> tuple[ToolCall, ToolResu
     return call, result
 
 
-def _gold_scores_one(
-    task: Task, run: GoldRun, failing: tuple[ToolCall, ToolResult] | None, cache: CallCache
+def _right_scores_one(
+    task: Task, run: GoldRun, cache: CallCache, failing: tuple[ToolCall, ToolResult] | None = None
 ) -> None:
-    """The plan is worth exactly 1.0, and so is the plan after the failure that it recovers from."""
-    answer = right_message(task, run.results)
+    """The plan is worth exactly 1.0 with the right answer in each of its forms, and so is the plan after the
+    failure that it recovers from."""
     ways: list[tuple[RecordedTurn, ...]] = [()]
     if failing is not None:
         ways.append((RecordedTurn(user_turn=0, calls=(failing[0],), results=(failing[1],)),))
-    for extra in ways:
+    for answer, extra in product(right_answers(task, run.results) or [None], ways):
         terms = _terms(task, run, answer, cache, extra=extra)
         if terms["reward"] is None or not math.isclose(terms["reward"], 1.0, abs_tol=1e-9):
             raise RejectedTask(RejectCode.GOLD_FAILS, f"with {str(answer)[:200]!r}: {terms}")
 
 
-def _answers_are_told_apart(task: Task, run: GoldRun, cache: CallCache) -> None:
-    """After the right calls, a right answer succeeds in each of its forms; silence, raw results, another
-    value and two values do not."""
-    for answer in right_answers(task, run.results):
-        if _terms(task, run, answer, cache)["success"] != 1.0:
-            raise RejectedTask(
-                RejectCode.GOLD_FAILS, f"with the right answer in another form: {answer[:200]!r}"
-            )
+def _wrong_fails(task: Task, run: GoldRun, cache: CallCache) -> None:
+    """After the right calls silence, raw results, another value and two values do not succeed."""
     contents = [result.content for _, _, result in run.calls]
     for answer in wrong_answers(task, contents, run.results):
         if _terms(task, run, answer, cache)["success"] == 1.0:
@@ -239,19 +229,14 @@ async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> GoldRun:
     return untouched
 
 
-def _calling_fails(task: Task) -> None:
-    offered = task.offered_tools or ("any.tool",)
-    server, _, tool = offered[0].partition(".")
-    call = ToolCall(id="no_op", server=server, tool=tool, arguments={})
+def _calling_fails(task: Task, cache: CallCache) -> None:
+    """An episode with a call, if none is right."""
+    server, _, tool = (task.offered_tools or ("any.tool",))[0].partition(".")
+    step = PlanStep(step=1, server=server, tool=tool)
     result = ToolResult(call_id="no_op", server=server, tool=tool, content="{}", structured={})
-    turns = (
-        RecordedTurn(user_turn=0, calls=(call,), results=(result,)),
-        RecordedTurn(user_turn=0),
-    )
-    record = EpisodeRecord(
-        turns=turns, final_answer=task.truth.reference_answer, stop_reason=StopReason.ANSWERED
-    )
-    success = score(task, record)["success"]
+    call = ToolCall(id="no_op", server=server, tool=tool, arguments={})
+    made = GoldRun(results={}, calls=((step, call, result),), state=())
+    success = _terms(task, made, task.truth.reference_answer, cache)["success"]
     if success != 0.0:
         raise RejectedTask(RejectCode.NO_OP_PASSES, f"an episode with a call has success {success}")
 
@@ -262,13 +247,15 @@ async def _every_step_counts(
     cache: CallCache,
     sources: Collection[int] | None,
     untouched: GoldRun,
-) -> str:
+) -> None:
     """Leave each step out, with the steps that need its result: the rest must not succeed."""
     plan = task.truth.tool_sequence
     for step in plan:
         if is_optional(step):
             continue
-        without = _with_dependants(step.step, plan)
+        without = {step.step}
+        for later in sorted(plan, key=lambda step: (step.user_turn, step.step)):
+            without |= {later.step} if without & depends_on(later) else set()
         rest = await _run_without(task, run, cache, without, untouched)
         answer = right_message(task, run.results) if _is_known(task, run, without, sources) else None
         terms = _terms(task, rest, answer, cache)
@@ -277,7 +264,6 @@ async def _every_step_counts(
                 RejectCode.NOT_MINIMAL,
                 f"without step {step.step} ({step.server}.{step.tool}) the episode still succeeds",
             )
-    return "every step is needed" if plan else "no steps"
 
 
 async def _run_without(
@@ -300,15 +286,6 @@ async def _run_without(
         return GoldRun(results={}, calls=(), state=())  # the rest cannot even be made
 
 
-def _with_dependants(number: int, plan: tuple[PlanStep, ...]) -> set[int]:
-    """The step, and every later one that uses what it gives."""
-    gone = {number}
-    for step in sorted(plan, key=lambda step: (step.user_turn, step.step)):
-        if gone & depends_on(step):
-            gone.add(step.step)
-    return gone
-
-
 def _is_known(task: Task, run: GoldRun, without: Collection[int], sources: Collection[int] | None) -> bool:
     """Whether an episode without these steps can know the final answer."""
     check = task.truth.final_answer
@@ -316,14 +293,10 @@ def _is_known(task: Task, run: GoldRun, without: Collection[int], sources: Colle
         return True
     if sources is not None:
         return not set(sources) & set(without)
-    values = answer_values(check)
+    values = [v if isinstance(v, int | float) else format_value(v) for v in answer_values(check)]
     left = [result.content for step, _, result in run.calls if step.step not in without]
     seen_text = "\n".join([*left, *(m.content for m in task.prompt), *task.truth.user_turns])
-    return check.type != "regex" and all(stands_in(value, seen_text) for value in map(_plain, values))
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, int | float) else format_value(value)
+    return check.type != "regex" and all(stands_in(value, seen_text) for value in values)
 
 
 async def _judged(work: Callable[[], Awaitable[T]], task: Task, cache: CallCache) -> T | Rejection:
@@ -351,7 +324,7 @@ async def plays_alike(task: Task, cache: CallCache) -> Rejection | None:
     is. A plan that abstains has nothing to play."""
 
     async def played() -> None:
-        _gold_scores_one(task, await replay(cache, task), None, cache)
+        _right_scores_one(task, await replay(cache, task), cache)
 
     return None if task.truth.abstain else await _judged(played, task, cache)
 
