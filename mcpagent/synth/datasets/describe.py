@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
@@ -17,39 +18,29 @@ _N = 3  # runs of so many tools
 
 @dataclass
 class DatasetCounts:
-    """Counts over tasks. A task counts once for each server and tool that its gold plan calls."""
+    """Counts over tasks, `by` name. A task counts once for each server and tool that its gold plan calls."""
 
     records: int = 0
-    by_class: Counter[str] = field(default_factory=Counter)
-    by_complexity: Counter[str] = field(default_factory=Counter)
-    by_server: Counter[str] = field(default_factory=Counter)
-    by_tool: Counter[str] = field(default_factory=Counter)
-    by_template: Counter[str] = field(default_factory=Counter)
-    by_split: Counter[str] = field(default_factory=Counter)
-    by_data_source: Counter[str] = field(default_factory=Counter)
-    plan_lengths: Counter[int] = field(default_factory=Counter)
-    offered_tools: Counter[int] = field(default_factory=Counter)
+    by: defaultdict[str, Counter[Any]] = field(default_factory=lambda: defaultdict(Counter))
     prompt_chars_max: int = 0
-    question_chars: Counter[int] = field(default_factory=Counter)  # in steps of 20
     sequences: tuple[Counter[str], ...] = field(default_factory=lambda: tuple(Counter() for _ in range(_N)))
 
     def add(self, task: Task) -> None:
         """Count one task."""
         self.records += 1
         plan = task.truth.tool_sequence
-        self.by_class[task_class(task)] += 1
-        self.by_complexity[task.truth.complexity] += 1
-        self.by_server.update({step.server for step in plan})
-        self.by_tool.update({f"{step.server}.{step.tool}" for step in plan})
-        self.by_data_source[task.data_source] += 1
-        for counter, name in ((self.by_template, "template"), (self.by_split, "split")):
-            if name in task.extra_info:
-                counter[str(task.extra_info[name])] += 1
-        self.plan_lengths[len(plan)] += 1
+        self.by["class"][task_class(task)] += 1
+        self.by["complexity"][task.truth.complexity] += 1
+        self.by["server"].update({step.server for step in plan})
+        self.by["tool"].update({f"{step.server}.{step.tool}" for step in plan})
+        self.by["data_source"][task.data_source] += 1
+        for name in task.extra_info.keys() & {"template", "split"}:
+            self.by[name][str(task.extra_info[name])] += 1
+        self.by["plan_lengths"][len(plan)] += 1
         if task.offered_tools is not None:
-            self.offered_tools[len(task.offered_tools)] += 1
+            self.by["offered_tools"][len(task.offered_tools)] += 1
         self.prompt_chars_max = max(self.prompt_chars_max, sum(len(m.content) for m in task.prompt))
-        self.question_chars[len(said(task)) // 20 * 20] += 1
+        self.by["question_chars"][len(said(task)) // 20 * 20] += 1  # in steps of 20
         names = [f"{step.server}.{step.tool}" for step in plan]
         for n, counter in enumerate(self.sequences, 1):
             counter.update(" > ".join(names[i : i + n]) for i in range(len(names) - n + 1))
@@ -62,19 +53,20 @@ class DatasetCounts:
 
     def as_json(self) -> JsonObject:
         """Keys in a fixed order, so that equal datasets give equal documents."""
+
+        def counted(name: str) -> dict[str, int]:
+            return {str(key): count for key, count in sorted(self.by[name].items())}
+
         return {
             "records": self.records,
-            "by_class": _sorted(self.by_class),
-            "by_complexity": {c: self.by_complexity[c] for c in ("simple", "moderate", "complex")},
-            "by_server": _sorted(self.by_server),
-            "by_tool": _sorted(self.by_tool),
-            "by_template": _sorted(self.by_template),
-            "by_split": _sorted(self.by_split),
-            "by_data_source": _sorted(self.by_data_source),
-            "plan_lengths": {str(n): count for n, count in sorted(self.plan_lengths.items())},
-            "offered_tools": {str(n): count for n, count in sorted(self.offered_tools.items())},
+            "by_class": counted("class"),
+            "by_complexity": {c: self.by["complexity"][c] for c in ("simple", "moderate", "complex")},
+            **{
+                f"by_{name}": counted(name) for name in ("server", "tool", "template", "split", "data_source")
+            },
+            **{name: counted(name) for name in ("plan_lengths", "offered_tools")},
             "prompt_chars_max": self.prompt_chars_max,
-            "question_chars": {str(n): count for n, count in sorted(self.question_chars.items())},
+            "question_chars": counted("question_chars"),
             # Bits: how many yes-or-no questions name the next run of n tools; 0 if all are the same.
             "sequence_entropy_bits": {
                 str(n): round(_entropy(counter), 3) for n, counter in enumerate(self.sequences, 1)
@@ -105,10 +97,6 @@ def task_class(task: Task) -> str:
     if not truth.tool_sequence:
         return "no_plan"
     return "single_call" if len(truth.tool_sequence) == 1 else "multi_step"
-
-
-def _sorted(counter: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counter.items()))
 
 
 def _entropy(counter: Counter[str]) -> float:
