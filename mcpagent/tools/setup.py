@@ -185,7 +185,7 @@ def open_tools(
     if (strict := strict_cassette(config)) is not None:
         with IOThread() as io:
             builtin = configured_servers(config) if config.servers is None else ()
-            yield Tools(io, strict, strict, *_own_state(config, builtin))
+            yield Tools(io, strict, strict, *_may_be_changed(config, builtin))
         return
     servers = configured_servers(config, on_note=on_note)
     with IOThread() as io:
@@ -193,7 +193,7 @@ def open_tools(
         io.run(pool.__aenter__())
         try:
             cassette = recording(config, pool, servers, on_note=on_note)
-            yield Tools(io, cassette or pool, cassette, *_own_state(config, servers))
+            yield Tools(io, cassette or pool, cassette, *_may_be_changed(config, servers))
         finally:
             io.run(pool.close())
 
@@ -211,7 +211,9 @@ def servers_with_own_state(config: ToolsConfig, servers: Sequence[ServerConfig])
     return frozenset(names)
 
 
-def _own_state(config: ToolsConfig, servers: Sequence[ServerConfig]) -> tuple[frozenset[str], frozenset[str]]:
+def _may_be_changed(
+    config: ToolsConfig, servers: Sequence[ServerConfig]
+) -> tuple[frozenset[str], frozenset[str]]:
     """Return the servers that may be changed, and those with a state of their own that need no reset for it.
     A process of its own is not enough for one of the user's: it may write to a file or a database."""
     own_state, sections = servers_with_own_state(config, servers), config.per_server.items()

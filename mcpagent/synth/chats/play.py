@@ -42,8 +42,7 @@ class MadeCall:
 
 
 class Player:
-    """Makes the calls of chats. Those that may write go only to the servers that
-    `may_be_changed`."""
+    """Makes the calls of chats. Those that may write go only to the servers in `may_be_changed`."""
 
     def __init__(
         self, cache: CallCache, catalog: Mapping[str, ToolSpec], may_be_changed: Collection[str]
