@@ -15,7 +15,7 @@ from mcpagent.core.hidden_text import without_hidden, without_marks
 from mcpagent.core.placeholders import PlaceholderError, format_value, resolve_references
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.core.values import is_json_object
+from mcpagent.llm.endpoint import json_of
 from mcpagent.reward.assignment import assign
 from mcpagent.reward.judge import rubric_text
 from mcpagent.reward.record import EpisodeRecord, user_messages
@@ -71,14 +71,8 @@ class Question:
 
     def read(self, answer: str) -> bool | None:
         """Return the verdict of an answer; None if it is not one object with the mark and the verdict."""
-        text = answer.strip()
-        if text.startswith("```"):
-            text = text.partition("\n")[2].rpartition("```")[0]
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        if not is_json_object(value) or not {"mark", "fulfilled"} <= value.keys() <= _VERDICT.keys():
+        value = json_of(answer) or {}
+        if not {"mark", "fulfilled"} <= value.keys() <= _VERDICT.keys():
             return None
         verdict = value["fulfilled"]
         return verdict if value["mark"] == self.mark and isinstance(verdict, bool) else None

@@ -253,9 +253,9 @@ class Endpoint:
         return failure
 
 
-def json_of(reply: ChatReply) -> JsonObject | None:
+def json_of(answer: str) -> JsonObject | None:
     """Return the answer as a JSON object, also out of a Markdown fence; None if it is not one."""
-    text = reply.text.strip()
+    text = answer.strip()
     if text.startswith("```"):
         text = text.partition("\n")[2].rpartition("```")[0]
     try:

@@ -198,30 +198,29 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
 
 
+def decode_json(raw: bytes, *, path: Path, line: int = 1, remedy: str = "fix or delete that line") -> Any:
+    """Return the value of a JSON text that begins on `line` of a file. Raises UserError with the line of what
+    is wrong with it."""
+    where, problem = f"{path}:{line}", ""
+    try:
+        return JSON_DECODER.decode(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        problem, remedy = f"is not UTF-8 text (byte {error.start})", "save it as UTF-8"
+    except RecursionError:
+        problem = "the value is nested too deeply"
+    except json.JSONDecodeError as error:
+        where = f"{path}:{line + error.lineno - 1}"
+        told = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        problem = f"broken JSON, {told}: {shown_value(error.doc.strip())}"
+    except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
+        problem = f"broken JSON: {error}"
+    raise UserError(problem, where=where, remedy=remedy)
+
+
 def decode_line(raw: bytes, *, path: Path, line: int, list_field: str | None = None) -> JsonObject:
     """Return the object on one line of a JSONL file; `list_field` as in `locate_records`. Raises
     UserError."""
-    where = f"{path}:{line}"
-    try:
-        value = JSON_DECODER.decode(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"is not UTF-8 text (byte {error.start} of the line)", where=where, remedy="save it as UTF-8"
-        ) from None
-    except RecursionError:
-        raise UserError(
-            "the value is nested too deeply", where=where, remedy="fix or delete that line"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"broken JSON, {error.msg.removesuffix(' at')} at column {error.colno}: "
-            f"{shown_value(error.doc.strip())}",
-            where=where,
-            remedy="fix or delete that line",
-        ) from None
-    except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
-        raise UserError(f"broken JSON: {error}", where=where, remedy="fix or delete that line") from None
-    return _object(value, where, list_field)
+    return _object(decode_json(raw, path=path, line=line), f"{path}:{line}", list_field)
 
 
 def _too_long(what: str, longest: int, *, where: str) -> UserError:

@@ -57,7 +57,7 @@ async def failing(client: RetryingClient) -> ChatFailed:
 
 def test_the_schema_is_sent_and_the_answer_read() -> None:
     reply, running, _ = use(lambda received: says(received, GOOD), ask)
-    assert (json_of(reply), reply.finish) == ({"n": 3}, Finish.STOP)
+    assert (json_of(reply.text), reply.finish) == ({"n": 3}, Finish.STOP)
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (100, 20)
     (received,) = running.received
     assert received.authorization == f"Bearer {API_KEY}"
@@ -71,12 +71,12 @@ def test_a_refusal_and_a_cut_answer_are_told_from_an_answer() -> None:
     refused, _, _ = use(lambda received: says(received, "no", refuses=True), ask)
     cut, _, _ = use(lambda received: says(received, '{"n', is_cut=True), ask)
     assert (refused.finish, refused.text) == (Finish.REFUSED, "no")
-    assert (cut.finish, json_of(cut)) == (Finish.LENGTH, None)
+    assert (cut.finish, json_of(cut.text)) == (Finish.LENGTH, None)
 
 
 def test_an_answer_in_a_markdown_fence_is_read() -> None:
     reply, _, _ = use(lambda received: says(received, f"```json\n{GOOD}\n```"), ask)
-    assert json_of(reply) == {"n": 3}
+    assert json_of(reply.text) == {"n": 3}
 
 
 def test_structured_outputs_are_given_up_step_by_step_where_the_server_refuses_them() -> None:
@@ -88,7 +88,7 @@ def test_structured_outputs_are_given_up_step_by_step_where_the_server_refuses_t
         return [await client.ask(QUESTION, key=key) for key in "ab"]
 
     replies, running, notes = use(script, twice)
-    assert [json_of(reply) for reply in replies] == [{"n": 3}] * 2
+    assert [json_of(reply.text) for reply in replies] == [{"n": 3}] * 2
     formats = [r.body.get("response_format", {}).get("type") for r in running.received]
     assert formats == ["json_schema", "json_object", None, None]
     assert len(notes) == 2

@@ -69,7 +69,8 @@ class AnswerWriter:
             schema_name="answer",
         )
         try:
-            named = NamedAnswer.model_validate(json_of(await self._client.ask(request, key=key)) or {})
+            reply = await self._client.ask(request, key=key)
+            named = NamedAnswer.model_validate(json_of(reply.text) or {})
         except ChatFailed as failure:
             self.outcomes[failure.reason.value] += 1
         except BudgetSpent:

@@ -8,7 +8,6 @@ Reading collects every fault with its JSON pointer (RFC 6901) instead of stoppin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from mcpagent.core.records import JsonObject, OpenRecord, describe
 from mcpagent.core.tasks import TaskLimits
 from mcpagent.errors import UserError
-from mcpagent.storage.json_stream import open_bytes, reading
+from mcpagent.storage.json_stream import decode_json, open_bytes, reading
 from mcpagent.synth.tasks.inspect import FamiliarComplexity
 from mcpagent.synth.tasks.stages import RejectCode
 
@@ -129,21 +128,7 @@ def _read(form: type[_Form], raw: Any, pointer: str) -> tuple[_Form | None, tupl
 
 def _scenarios(path: Path) -> list[Any]:
     with reading(path), open_bytes(path) as stream:
-        raw = stream.read()
-    try:
-        document = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"is not UTF-8 text (byte {error.start})", where=str(path), remedy="save it as UTF-8"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"broken JSON, {error.msg.removesuffix(' at')} at column {error.colno}",
-            where=f"{path}:{error.lineno}",
-            remedy="fix the file there",
-        ) from None
-    except (RecursionError, ValueError) as error:
-        raise UserError(f"broken JSON: {error}", where=str(path), remedy="fix the file") from None
+        document = decode_json(stream.read(), path=path, remedy="fix the file there")
     scenarios = document.get(_KEY) if isinstance(document, dict) else None
     if not isinstance(scenarios, list):
         raise UserError(

@@ -150,7 +150,7 @@ def read_reply(reply: ChatReply, form: type[_Form]) -> _Form:
     """Return the answer in its form. Raises FaultFound if it does not have it."""
     if reply.finish is Finish.REFUSED:
         _fail(DraftFaultCode.REFUSED, reply.text[:300], DraftStage.GENERATE)
-    value = json_of(reply)
+    value = json_of(reply.text)
     if value is None and reply.finish is Finish.LENGTH:
         detail = "the answer was cut off at the token limit; be brief"
         _fail(DraftFaultCode.TRUNCATED, detail, DraftStage.GENERATE)
