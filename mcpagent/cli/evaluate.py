@@ -40,7 +40,7 @@ from mcpagent.storage.locks import locked_file
 from mcpagent.storage.trajectories import token_file
 
 if TYPE_CHECKING:
-    from mcpagent.run.evaluate import EvalOutcome, RegradeOutcome
+    from mcpagent.run.evaluate import EvalOutcome
 
 
 _Out = Annotated[
@@ -160,7 +160,7 @@ def _evaluate(name: str, options: ConfigOptions, evaluation: EvalOptions) -> Non
             resume=evaluation.resume,
             console=console,
         )
-    console.print_blocks(outcome.result, _evaluated(outcome))
+    console.print_blocks(outcome, _evaluated(outcome))
     if outcome.failure is not None:
         console.note(f"no episode could be scored; the first error: {outcome.failure}")
         raise typer.Exit(1)
@@ -173,14 +173,17 @@ def _files(out: Path) -> list[Path]:
 
 
 def _evaluated(outcome: EvalOutcome) -> Iterator[Block]:
-    result, path = outcome.result, outcome.path
+    result, path, changed = outcome.result, outcome.path, outcome.changed
     yield from metrics_blocks(result)
     if result.breakdown is not None:
         yield from breakdown_blocks(result.breakdown)
+    of = None if changed is None else f"{counted(len(changed), 'episode')} of {result.n_episodes}"
     yield Facts(
         [
             ended_by(result),
             cassette_fact(result.cassette),
+            ("changed", of),
+            *(("", name) for name in (changed or ())[:5]),
             ("kept", None if outcome.in_run is None else str(outcome.in_run)),
             ("written", None if path is None else f"{path} and {outcome.trajectories}"),
             ("next", None if path is None else f"mcpagent eval compare {path} OTHER.json"),
@@ -213,18 +216,7 @@ def regrade(
         refuse_existing(*_files(out), overwrite=overwrite)
     config = options.config(console, data=data, has_data=False)
     outcome = grade_again(results, config, data=data, out=out)
-    console.print_blocks(outcome, _regraded(outcome))
-
-
-def _regraded(outcome: RegradeOutcome) -> Iterator[Block]:
-    yield from metrics_blocks(outcome.result)
-    yield Facts(
-        [
-            ("changed", f"{counted(len(outcome.changed), 'episode')} of {outcome.result.n_episodes}"),
-            *(("", name) for name in outcome.changed[:5]),
-            ("written", None if outcome.path is None else str(outcome.path)),
-        ]
-    )
+    console.print_blocks(outcome, _evaluated(outcome))
 
 
 def judge_check(

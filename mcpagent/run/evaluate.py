@@ -52,14 +52,21 @@ _ENDED_BY = {"max_new_tokens": StopReason.MAX_TOKENS, "max_turns": StopReason.MA
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOutcome:
-    """`failure` is the first error of an evaluation in which no episode could be scored; `in_run` is
-    the file of the result in the run of the checkpoint, if it was stored there."""
+    """An evaluation that was played, or graded again. `failure` is the first error if no episode could be
+    scored; `in_run` is the file of the result in the run of the checkpoint, if it was stored there; `changed`
+    are the episodes whose success or reward is another one after grading again, by id."""
 
     result: EvalResult
     path: Path | None
     trajectories: Path | None
-    in_run: Path | None
-    failure: str | None
+    in_run: Path | None = None
+    failure: str | None = None
+    changed: Sequence[str] | None = None
+
+    def as_json(self) -> JsonObject:
+        """Return the document that the command prints."""
+        again = {} if self.changed is None else {"changed": self.changed, "path": self.path}
+        return {**self.result.model_dump(mode="json"), **again}
 
 
 def evaluate_model(
@@ -247,22 +254,9 @@ def _dataset_of(path: Path) -> object:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegradeOutcome:
-    """`changed` are the episodes whose success or reward is another one now, by id."""
-
-    result: EvalResult
-    changed: Sequence[str]
-    path: Path | None
-
-    def as_json(self) -> JsonObject:
-        """Return the document of `eval regrade --json`."""
-        return {**self.result.model_dump(mode="json"), "changed": self.changed, "path": self.path}
-
-
 def regrade(
     path: Path, config: TrainConfig, *, data: Path | None = None, out: Path | None = None
-) -> RegradeOutcome:
+) -> EvalOutcome:
     """Grade stored episodes anew, with the tasks as they are now and the reward of `config`; nothing is
     played. `path` is a result of `evaluate_model` or its trajectories. Raises UserError."""
     if out is not None:
@@ -296,9 +290,8 @@ def regrade(
     facts = {**facts, "dataset": again, "reward": reward.as_json(), "regraded_from": str(path)}
     summary = summarise(graded, tasks=tasks.values())
     result = summary.with_provenance(facts, breakdown=break_down(tasks.values(), graded))
-    if out is not None:
-        _write(out, result, graded)
-    return RegradeOutcome(result=result, changed=changed, path=out)
+    written = None if out is None else _write(out, result, graded)
+    return EvalOutcome(result=result, path=out, trajectories=written, changed=changed)
 
 
 def _trajectories_of(result: Path) -> Path:
