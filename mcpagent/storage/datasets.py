@@ -42,32 +42,22 @@ def find_dataset(
 ) -> Path:
     """Return the file `given`; without one, that of the split in the folder of the file `beside`, then the
     default one. Raises UserError if it is not there."""
-    if given is not None:
-        path = dataset_file(Path(given), split)
-        if not path.is_file():
-            raise UserError(
-                "there is no such dataset",
-                where=given,
-                remedy=_remedy(split),
-            )
-        return path
-    folders = _DATA_FOLDERS
-    if beside is not None:
-        near = Path(beside)
-        folders = (str(near if near.is_dir() else near.parent), *_DATA_FOLDERS)
-    dataset = next((path for folder in folders if (path := split_file(Path(folder), split))), None)
-    if dataset is not None:
-        return dataset
-    raise UserError(
-        f"there is no {split} dataset: data.{split} is not set, and none of {', '.join(folders)} "
-        f"holds {split}.json or {split}.jsonl",
-        remedy=_remedy(split),
-    )
-
-
-def _remedy(split: str) -> str:
     option = "--data" if split == "train" else f"--set data.{split}=FILE"
-    return f"name a file with {option}, or make one: mcpagent gen-data" + _or_without(split)
+    remedy = f"name a file with {option}, or make one: mcpagent gen-data{_or_without(split)}"
+    if given is not None:
+        if not (path := dataset_file(Path(given), split)).is_file():
+            raise UserError("there is no such dataset", where=given, remedy=remedy)
+        return path
+    near = [] if beside is None else [Path(beside) if Path(beside).is_dir() else Path(beside).parent]
+    folders = [*near, *map(Path, _DATA_FOLDERS)]
+    for folder in folders:
+        if dataset := split_file(folder, split):
+            return dataset
+    raise UserError(
+        f"there is no {split} dataset: data.{split} is not set, and none of {', '.join(map(str, folders))} "
+        f"holds {split}.json or {split}.jsonl",
+        remedy=remedy,
+    )
 
 
 def _or_without(split: str) -> str:
