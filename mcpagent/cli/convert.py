@@ -290,16 +290,18 @@ def _convert_spec(
     from mcpagent.synth.generate import check_dataset_servers
 
     refuse_existing(out, overwrite=overwrite)
-    remembered = _remembered(tools, out, console)
+    remembered = None if tools is None else DatasetServers.of(out.parent, tools)
     if remembered is not None:
         check_dataset_servers(remembered, overwrite=overwrite)
+    elif (path := out.parent / FILE_NAME).is_file():
+        console.note(f"{path} stays as it is: it will be used for these tasks too")
+    rejects = out.with_name(f"{out.name}.rejects.jsonl")
     with locked_file(out):
         conversion = _converted(spec, tools, console, execute=execute)
         for note in conversion.notes:
             console.note(f"note: {note}")
         for fault in conversion.faults:
             console.note(f"{spec}: {fault.pointer}: {fault.code.value}: {fault.message}\n  {fault.remedy}")
-        rejects = out.with_name(f"{out.name}.rejects.jsonl")
         if conversion.faults and not (keep_going and conversion.tasks):
             _refuse(conversion, spec, console)
         if not conversion.tasks:
@@ -307,16 +309,18 @@ def _convert_spec(
         counts = _write_file(out, conversion, remembered)
         if conversion.faults:
             write_jsonl(rejects, conversion.rejects)
-    _report(conversion, counts, console, out=out, rejects=rejects if conversion.faults else None)
-
-
-def _remembered(tools: ToolsConfig | None, out: Path, console: Console) -> DatasetServers | None:
-    """Return what the folder of `out` is to remember; None if no servers are named."""
-    if tools is None:
-        if (path := out.parent / FILE_NAME).is_file():
-            console.note(f"{path} stays as it is: it will be used for these tasks too")
-        return None
-    return DatasetServers.of(out.parent, tools)
+    document = {
+        **counts.as_json(),
+        "path": out,
+        "rejected": len(conversion.rejects),
+        "rejects": dict(Counter(fault.code.value for fault in conversion.faults)),
+        "rejects_path": rejects if conversion.faults else None,
+        "notes": conversion.notes,
+    }
+    blocks: list[Block] = [f"{counted(document['records'], 'task')} in {out}"]
+    if conversion.faults:
+        blocks.append(f"{document['rejected']} rejected, with their faults in {rejects}")
+    console.print_blocks(document, blocks)
 
 
 def _converted(spec: Path, tools: ToolsConfig | None, console: Console, *, execute: bool) -> Conversion:
@@ -346,21 +350,3 @@ def _refuse(conversion: Conversion, spec: Path, console: Console) -> None:
         console.print_json({**error.as_json(), "faults": faults})
     console.complain(str(error))
     raise typer.Exit(UserError.exit_code)
-
-
-def _report(
-    conversion: Conversion, of_tasks: DatasetCounts, console: Console, *, out: Path, rejects: Path | None
-) -> None:
-    counts = of_tasks.as_json()
-    document = {
-        **counts,
-        "path": out,
-        "rejected": len(conversion.rejects),
-        "rejects": dict(Counter(fault.code.value for fault in conversion.faults)),
-        "rejects_path": rejects,
-        "notes": conversion.notes,
-    }
-    blocks: list[Block] = [f"{counted(counts['records'], 'task')} in {out}"]
-    if rejects is not None:
-        blocks.append(f"{document['rejected']} rejected, with their faults in {rejects}")
-    console.print_blocks(document, blocks)
