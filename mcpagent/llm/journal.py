@@ -13,10 +13,8 @@ import itertools
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,28 +27,6 @@ from mcpagent.llm.endpoint import read_chat
 from mcpagent.storage.datasets import complete_lines, record_writer
 
 _FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Failures:
-    """Requests without an answer, by reason (`llm.FailureReason`), with what was said first for each."""
-
-    counts: Counter[str] = field(default_factory=Counter[str])
-    examples: dict[str, str] = field(default_factory=dict[str, str])
-
-    def count(self, reason: str, text: str) -> None:
-        """Count one request without an answer; the first text of each reason is kept."""
-        self.counts[reason] += 1
-        self.examples.setdefault(reason, text)
-
-    def as_json(self) -> JsonObject:
-        """Return the counts by reason, as `gen-data --llm --json` shows them."""
-        reasons = sorted(self.counts)
-        return {
-            "total": self.counts.total(),
-            "reasons": {reason: self.counts[reason] for reason in reasons},
-            "examples": {reason: self.examples[reason] for reason in reasons},
-        }
 
 
 class JournalInUse(UserError):
@@ -69,7 +45,8 @@ class Journal:
         self._executed: dict[str, JsonObject] = {}
         self._open: dict[str, list[Usage]] = {}  # sent, without an outcome so far
         self._spent: list[tuple[Usage, Usage | None]] = []  # bound and usage of what earlier processes sent
-        self.failures = Failures()  # of every request so far, those of earlier processes included
+        # Of every request without an answer, also of earlier processes: how many, what was said first.
+        self._failures: dict[str, tuple[int, str]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
@@ -88,6 +65,16 @@ class Journal:
     def answered_count(self) -> int:
         """Return how many requests have an answer."""
         return len(self._answers)
+
+    @property
+    def failures(self) -> JsonObject:
+        """Return the requests without an answer by reason, as `gen-data --llm --json` shows them."""
+        told = sorted(self._failures.items())
+        return {
+            "total": sum(count for count, _ in self._failures.values()),
+            "reasons": {reason: count for reason, (count, _) in told},
+            "examples": {reason: text for reason, (_, text) in told},
+        }
 
     def charge(self, budget: ApiBudget) -> None:
         """Count in what earlier processes spent."""
@@ -120,7 +107,7 @@ class Journal:
         """Keep why one attempt at a request failed, and whether it may have been billed."""
         line = {"reason": failure.reason.value, "text": failure.text, "billed": failure.may_be_billed}
         self._append({"kind": "failed", "key": key, **line})
-        self.failures.count(failure.reason.value, failure.text)
+        self._count(failure.reason.value, failure.text)
 
     def gave_up(self, key: str, failure: ChatFailed) -> None:
         """Keep that a request is not tried again."""
@@ -136,6 +123,10 @@ class Journal:
     def close(self) -> None:
         """Close the file, which gives up its lock."""
         self._file.close()
+
+    def _count(self, reason: str, text: str) -> None:
+        count, first = self._failures.get(reason, (0, text))
+        self._failures[reason] = count + 1, first
 
     def _append(self, line: JsonObject) -> tuple[int, int]:
         offset = self._file.tell()
@@ -189,7 +180,7 @@ class Journal:
                 self._spent.append((self._open[key].pop(), read_chat(line["raw"]).usage))
             case "failed":
                 self._spent.append((self._open[key].pop(), None if line["billed"] else Usage()))
-                self.failures.count(line["reason"], line["text"])
+                self._count(line["reason"], line["text"])
             case "gave_up":
                 self._gave_up[key] = line
             case "executed":

@@ -187,7 +187,7 @@ async def _generated(
     splits = [split for split, count in counts.items() if count]
     return split_tasks(kept, tools=usable, shares=shares, seed=settings.seed, splits=splits), {
         **sample_yield_table(distinct),
-        "failed_requests": journal.failures.as_json(),
+        "failed_requests": journal.failures,
         "spend": {**asking.budget.as_json(), "answers_from_journal": recorded},
         "executed_calls": executor.executed_calls,
         **(_batched(asking.batch, waiting, prompt_builder) if asking.batch and waiting else {}),
