@@ -171,7 +171,7 @@ def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]
     if "said_s" in document:
         said, took = duration(document["said_s"]), duration(document["wall_s"])
         yield f"It was said to take {said}, and took {took}."
-    else:
+    if "model" not in document:
         yield from _WHAT_IT_IS
     data = f"{document['run_dir']}/data"
     tools = "mcpagent tools list"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.answer_line import stated
@@ -48,6 +50,7 @@ _WEIGHTS = {
 }  # fmt: skip
 _MOST_CALLS = 3
 _FEW_VALUES, _MANY_THINGS = 6, 4  # of a field, and for each of them on average
+_EXAMPLES = 3  # questions that are shown
 _COUNTED = re.compile(r"\[\d+\]|\b(?:word|rest|number|find)\(")
 
 ABOUT = (
@@ -67,6 +70,14 @@ class ExploredServers:
 
     tools: ToolsConfig
     seed_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """Return the command line that begins with these servers and what only reads there."""
+        named = ["--read-only", ",".join(self.tools.read_only)] if self.tools.read_only else []
+        given = [f"{name}={value}" for name, values in self.seed_values.items() for value in values]
+        values = [word for each in given for word in ("--seed-value", each)]
+        return shlex.join(["mcpagent", "quickstart", "--servers", str(self.tools.servers), *named, *values])
 
 
 async def explore(
@@ -107,11 +118,10 @@ async def explore(
     )
     if missing := shortfalls(data.tasks, facts=_facts(data)):
         raise UserError(
-            f"there is too little to learn from: {'; '.join(missing)} ({'; '.join(found_lines(data))})",
+            f"there is too little to learn from: {'; '.join(missing)} ({'; '.join(task_lines(data.tasks))})",
             where="--servers",
-            remedy="name further tools that only read (--read-only SERVER.TOOL,...), above all those "
-            "that list things and those that describe one thing of a list; or train on templates of "
-            "your own: mcpagent gen-data --templates FOLDER",
+            remedy=f"a pretrained model learns from fewer: {servers.command} --model MODEL; or name further "
+            "tools that only read (--read-only SERVER.TOOL,...)",
         )
     return data
 
@@ -259,14 +269,28 @@ def shortfalls(tasks: Mapping[str, Sequence[Task]], *, facts: int) -> list[str]:
     return missing
 
 
-def found_lines(data: GeneratedData) -> list[str]:
-    """Return what exploring gave: things to ask about, and tasks by split and kind."""
-    lines = [f"{_facts(data)} answers of the read-only tools to ask about"]
-    for split, members in data.tasks.items():
-        kinds = Counter(task.extra_info["class"].replace("_", " ") for task in members)
-        told = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1]))
+def facts_line(data: GeneratedData) -> str:
+    """Return how much there is to ask about."""
+    return f"{_facts(data)} answers of the read-only tools to ask about"
+
+
+def task_lines(tasks: Mapping[str, Sequence[Task]]) -> list[str]:
+    """Return how many tasks there are, by split and kind."""
+    lines: list[str] = []
+    for split, members in tasks.items():
+        kinds = Counter(str(task.extra_info["class"]).replace("_", " ") for task in members)
+        told = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
         lines.append(f"{split}: {len(members)} tasks" + (f" ({told})" if told else ""))
     return lines
+
+
+def examples(tasks: Sequence[Task]) -> list[str]:
+    """Return the questions of three tasks, of the kinds of which there are most."""
+    kinds = Counter(task.extra_info["class"] for task in tasks)
+    first = {task.extra_info["class"]: task for task in reversed(tasks)}
+    picked = [first.pop(kind) for kind, _ in kinds.most_common(_EXAMPLES)]
+    others = (task for task in tasks if task not in picked)
+    return [f"such as: {said(task)}" for task in [*picked, *islice(others, _EXAMPLES - len(picked))]]
 
 
 def warnings(tasks: Mapping[str, Sequence[Task]]) -> list[str]:

@@ -25,6 +25,7 @@ from mcpagent.storage.run_folder import step_name
 from mcpagent.tools.setup import open_tools
 
 SPLITS = {"train": 1600, "validation": 64, "heldout": 240}
+SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
 LEDGER_NAME = "ledger.jsonl"
 # The entities of a user's servers are few: the demonstrations have others each time, and other flaws.
 _EXPLORED_WARM_START = [
@@ -129,6 +130,16 @@ class QuickstartJob:
     def model_name(self) -> str:
         """Return the name of the model in titles."""
         return "the embedded model" if self.pretrained is None else Path(self.pretrained.model).name
+
+    @property
+    def with_a_model(self) -> str:
+        """Return the command that does the same with a pretrained model."""
+        begun = "mcpagent quickstart" if self.explored is None else self.explored.command
+        return f"{begun} --model MODEL"
+
+    def tasks_of(self, split: str) -> Path:
+        """Return the file of the tasks of a split."""
+        return self.out / "data" / f"{split}.jsonl"
 
     @property
     def warm_steps(self) -> int:

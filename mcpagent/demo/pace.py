@@ -1,4 +1,4 @@
-"""How fast this machine is with a pretrained model, measured on one step, and what follows from that."""
+"""How fast this machine is, measured on one step of each kind, and what follows from that."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.console import Console
+from mcpagent.console import Console, duration
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.demo.job import QuickstartJob, parts
+from mcpagent.demo.job import SAMPLED_ATTEMPTS, QuickstartJob, parts
 from mcpagent.demo.pretrained import SHAPES, Pace, fit, width_of
+from mcpagent.demo.warm_start import EmbeddedShape
+from mcpagent.errors import UserError
 from mcpagent.run.episodes import open_episodes
 from mcpagent.run.train import Watch, run_training
 from mcpagent.storage.datasets import read_tasks, spread
 
+_UNIFORM = 0.5  # of the groups, after a warm start: fresh ones are played in their place
 _WORDY = 2.0  # times as long as the demonstrations are the turns of a model that has seen none
 
 
@@ -25,7 +28,10 @@ def fitted(job: QuickstartJob) -> QuickstartJob:
     """Return the job with the settings that fit this machine and the minutes. It is measured once: minutes
     that were too few leave what was measured for a second call."""
     pretrained = job.pretrained
-    if pretrained is None or job.progress.fitted is not None:
+    if pretrained is None:
+        _foretell(job)
+        return job
+    if job.progress.fitted is not None:
         return job
     is_shaped = any(map(pretrained.has_set, ("training.batch_size", "rollout.group_size")))
     with_settings, kept = list(pretrained.settings), job.progress.pace or {}
@@ -34,7 +40,7 @@ def fitted(job: QuickstartJob) -> QuickstartJob:
             pace = measure(job, is_shaped=is_shaped, on_part=parts(advance))
             kept = job.progress.pace = {"with": with_settings, **asdict(pace)}
     pace = Pace(**{name: value for name, value in kept.items() if name != "with"})
-    tasks = {split: job.out / "data" / f"{split}.jsonl" for split in ("heldout", "validation")}
+    tasks = {split: job.tasks_of(split) for split in ("heldout", "validation")}
     counts = {name: sum(1 for _ in read_tasks(file)) for name, file in tasks.items() if file.is_file()}
     shape = (job.grpo.training.batch_size, job.grpo.rollout.group_size)
     plan = fit(
@@ -53,56 +59,133 @@ def fitted(job: QuickstartJob) -> QuickstartJob:
     return job.refitted()
 
 
+def _foretell(job: QuickstartJob) -> None:
+    """Say how long the job will take with the embedded network, if it has not begun. Raises UserError if the
+    demonstrations are longer than that network reads."""
+    progress, warm = job.progress, job.warm
+    if progress.said_s is not None or job.warm_checkpoint.is_dir():
+        return
+    with job.stage("pace", "measure one step of each kind", None) as advance:
+        steps = _measured(job, is_shaped=True, on_part=parts(advance))
+    if steps.supervised.sample_tokens > (most := EmbeddedShape().max_positions):
+        raise UserError(
+            f"a demonstration on these servers has {steps.supervised.sample_tokens:.0f} tokens, schemas and "
+            f"results included, and the network that learns in minutes reads {most}",
+            remedy=job.with_a_model,
+        )
+    counts = {split: sum(1 for _ in read_tasks(job.tasks_of(split))) for split in ("train", "heldout")}
+    copying, grpo_steps = warm.sft.curriculum_steps, job.grpo.total_steps(n_tasks=counts["train"])
+    demonstrations = counts["train"] * warm.sft.demonstrations_per_task
+    episodes = (1 + SAMPLED_ATTEMPTS) * min(
+        counts["heldout"], job.grpo.training.eval_tasks or counts["heldout"]
+    )
+    began, step = steps.supervised, steps.grpo
+    rounds = sum(_UNIFORM**n for n in range(1 + job.grpo.training.dynamic_sampling))
+    seconds = {
+        "warm start": began.load_s
+        + demonstrations * began.demonstration_s
+        + copying * began.steps_s[0]
+        + (job.warm_steps - copying) * began.update_s,
+        # A network that has learned nothing ends after a turn of text.
+        "GRPO": step.load_s + grpo_steps * steps.turns * (rounds * step.rollout_s + step.update_s),
+        "evaluations": 2 * (step.load_s + episodes * steps.turns * steps.eval_s),
+    }
+    progress.said_s = sum(seconds.values())
+    progress.save()
+    told = ", ".join(f"{name} {duration(s)}" for name, s in seconds.items())
+    job.stages.note(
+        f"this takes about {duration(progress.said_s)}: {told}; a pretrained model: {job.with_a_model}"
+    )
+
+
 def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int, int], None]) -> Pace:
-    """Take one supervised step, one step of GRPO and a short evaluation, of a copy that is thrown away, and
-    time them. Its episodes are as long as the demonstrations, which is what training will make of them, and
-    its rewards are drawn at random, so that there is something to update on. `is_shaped` says that the user
-    chose the size of a step."""
+    """Return the pace of a pretrained model. `is_shaped` says that the user chose the size of a step."""
+    steps = _measured(job, is_shaped=is_shaped, on_part=on_part)
+    return Pace(
+        supervised_s=steps.supervised.update_s,
+        rollout_s=steps.grpo.rollout_s,
+        update_s=steps.grpo.update_s,
+        load_s=steps.grpo.load_s,
+        episodes=steps.episodes,
+        eval_s=steps.eval_s,
+        untrained_ratio=_WORDY * max(1.0, steps.most_turns / round(steps.turns)),
+        longest_turn=steps.supervised.longest_turn,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """One step of each kind, with `episodes` in that of GRPO, and the seconds of an episode of an evaluation.
+    A demonstration has `turns` on average, an episode at most `most_turns`."""
+
+    supervised: _Timed
+    grpo: _Timed
+    episodes: int
+    eval_s: float
+    turns: float
+    most_turns: float
+
+
+def _measured(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int, int], None]) -> _Measured:
+    """Take one supervised step (two with a curriculum: the first is of that), one step of GRPO and a short
+    evaluation, of a copy that is thrown away, and time them. Its episodes are as long as the demonstrations,
+    which is what training will make of them, and its rewards are drawn at random, so that there is something
+    to update on."""
     place = job.out / "pace"
     shutil.rmtree(place, ignore_errors=True)
-    plans = [task.truth for task in read_tasks(job.out / "data" / "train.jsonl")]
+    plans = [task.truth for task in read_tasks(job.tasks_of("train"))]
     turns = sum(len(plan.tool_sequence) + 1 for plan in plans) / len(plans)
     limit = min(sum(plan.max_turns for plan in plans) / len(plans), job.grpo.rollout.max_steps_per_episode)
-    demonstrations, played = job.warm.training.batch_size, round(turns)
-    warm = job.warm.with_settings(training={"max_steps": 1}, data={"max_tasks": demonstrations})
+    copying = int(job.warm.sft.curriculum is not None)
+    warm = job.warm.with_settings(
+        training={"max_steps": 1 + copying},
+        data={"max_tasks": job.warm.training.batch_size},
+        sft={"curriculum_steps": copying, "curriculum_mix": 0},
+    )
     supervised = _timed(warm, place / "warm_start", on_part)
     grpo = job.grpo.with_settings(
         model={"name": str(supervised.checkpoint)},
-        training={"max_steps": 1},
+        training={"max_steps": 1, "dynamic_sampling": 0},
         reward={"control": "random"},
         # All episodes of a batch wait for the longest turn.
-        rollout={"max_steps_per_episode": played, "max_new_tokens": supervised.longest_turn},
+        rollout={"max_steps_per_episode": round(turns), "max_new_tokens": supervised.longest_turn},
     )
     if not is_shaped:
         batch, group = width_of(grpo).shape
         grpo = grpo.with_settings(training={"batch_size": batch}, rollout={"group_size": group})
     step = _timed(grpo, place / "grpo", on_part)
-    eval_s = _timed_evaluation(grpo, supervised.checkpoint, job.out / "data" / "heldout.jsonl", on_part)
+    eval_s = _timed_evaluation(grpo, supervised.checkpoint, job.tasks_of("heldout"), on_part)
     shutil.rmtree(place)
-    return Pace(
-        supervised_s=supervised.update_s,
-        rollout_s=step.rollout_s,
-        update_s=step.update_s,
-        load_s=step.load_s,
+    return _Measured(
+        supervised=supervised,
+        grpo=step,
         episodes=grpo.training.batch_size * grpo.rollout.group_size,
         eval_s=eval_s,
-        untrained_ratio=_WORDY * max(1.0, limit / played),
-        longest_turn=supervised.longest_turn,
+        turns=turns,
+        most_turns=limit,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Timed:
     load_s: float
+    demonstration_s: float  # of each; 0 of a step of GRPO, as what stands below
     rollout_s: float
-    update_s: float
-    longest_turn: int  # tokens, of what a supervised step trained on; 0 of a step of GRPO
+    steps_s: tuple[float, ...]
+    longest_turn: int  # tokens, of what the last supervised step trained on
+    sample_tokens: float
     checkpoint: Path
+
+    @property
+    def update_s(self) -> float:
+        """Return the seconds of the last step but its episodes."""
+        return self.steps_s[-1] - self.rollout_s
 
 
 def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int], None]) -> _Timed:
-    """One step, and the seconds of its parts."""
+    """Take the steps, and time their parts."""
     times: dict[str, float] = {"began": time.monotonic()}
+    stepped, demonstrated = list[float](), list[float]()
 
     def at(name: str) -> None:
         times[name] = time.monotonic()
@@ -110,6 +193,8 @@ def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int],
     def on_part_of_step(what: str, done: int, total: int) -> None:
         if what == "episodes":
             at("played")
+        elif what == "demonstrating":
+            demonstrated.append(time.monotonic())
         on_part(what, done, total)
 
     outcome = run_training(
@@ -118,16 +203,18 @@ def _timed(config: TrainConfig, folder: Path, on_part: Callable[[str, int, int],
         watch=Watch(
             on_start=lambda _done, _total: at("started"),
             on_part=on_part_of_step,
-            on_step=lambda _: at("stepped"),
+            on_step=lambda _: stepped.append(time.monotonic()),
         ),
     )
     at("ended")
-    sampled = max(times["started"], times.get("played", 0.0))
+    demonstrating_s = demonstrated[-1] - demonstrated[0] if demonstrated else 0.0
     return _Timed(
-        load_s=times["ended"] - times["began"] - (times["stepped"] - times["started"]),
-        rollout_s=sampled - times["started"],
-        update_s=times["stepped"] - sampled,
+        load_s=times["ended"] - times["began"] - (stepped[-1] - times["started"]) - demonstrating_s,
+        demonstration_s=demonstrating_s / max(1, len(demonstrated) - 1),
+        rollout_s=max(times["started"], times.get("played", 0.0)) - times["started"],
+        steps_s=tuple(after - before for before, after in pairwise([times["started"], *stepped])),
         longest_turn=outcome.metrics.get("longest_turn", 0),
+        sample_tokens=outcome.metrics.get("sample_tokens", 0.0),
         checkpoint=outcome.last_checkpoint,
     )
 

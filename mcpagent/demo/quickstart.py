@@ -18,7 +18,14 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
 from mcpagent.demo import explored as explored_servers
 from mcpagent.demo import pretrained as of_pretrained
-from mcpagent.demo.job import BESIDE, QuickstartJob, Stages, open_job, parts
+from mcpagent.demo.job import (
+    BESIDE,
+    SAMPLED_ATTEMPTS,
+    QuickstartJob,
+    Stages,
+    open_job,
+    parts,
+)
 from mcpagent.demo.pace import fitted
 from mcpagent.demo.pretrained import Pretrained
 from mcpagent.errors import RunError, UserError
@@ -44,7 +51,6 @@ from mcpagent.tools.setup import open_tools
 # Runs experiments from the warm-started checkpoint; returns a row of the document for each.
 Controls = Callable[[QuickstartJob, Path], list[JsonObject]]
 
-SAMPLED_ATTEMPTS = 2  # for each held-out task at temperature 1
 _EPISODES_AT_ONCE = 256
 # The stages of which it is said beforehand how long they take together.
 _SAID = (
@@ -124,11 +130,22 @@ def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObje
 def make_tasks(job: QuickstartJob) -> None:
     """Write the tasks of every split, if they are not there yet."""
     folder = job.out / "data"
-    if all((folder / f"{split}.jsonl").is_file() for split in job.counts):
+    if all(job.tasks_of(split).is_file() for split in job.counts):
         return
     if job.pretrained is not None:
         _make_answered_tasks(job, folder)
-        return
+    else:
+        _make_short_tasks(job, folder)
+    made = {
+        split: list(read_tasks(job.tasks_of(split))) for split in job.counts if job.tasks_of(split).is_file()
+    }
+    for line in (*explored_servers.task_lines(made), *explored_servers.examples(made["train"])):
+        job.stages.note(line)
+
+
+def _make_short_tasks(job: QuickstartJob, folder: Path) -> None:
+    """Write tasks that a network of this size learns, from templates or by exploring. Raises UserError if
+    they are too few."""
     with (
         job.stage("data", "make tasks", sum(job.counts.values())) as advance,
         open_tools(job.grpo.tools) as tools,
@@ -142,8 +159,8 @@ def make_tasks(job: QuickstartJob) -> None:
             data = tools.io.run(
                 explored_servers.explore(tools.pool, job.explored, note=job.stages.note, **options)
             )
-            told = explored_servers.warnings(data.tasks)
-            for line in (*explored_servers.found_lines(data), explored_servers.LEFT_OUT, *told):
+            told = (explored_servers.facts_line(data), explored_servers.LEFT_OUT)
+            for line in (*told, *explored_servers.warnings(data.tasks)):
                 job.stages.note(line)
         else:
             templates = load_templates(resource_path("templates/tasks"))
@@ -176,7 +193,7 @@ def _make_answered_tasks(job: QuickstartJob, folder: Path) -> None:
             console=Console(),
         )
     for split, least in of_pretrained.LEAST.items():
-        path = folder / f"{split}.jsonl"
+        path = job.tasks_of(split)
         made = sum(1 for _ in read_tasks(path)) if path.is_file() else 0
         if made < least:
             raise UserError(
@@ -265,15 +282,11 @@ def evaluate_checkpoint(
     files = {0.0: folder / f"{name}.json", 1.0: folder / f"{name}_sampled.json"}
     samples = {0.0: 1, 1.0: sampled_attempts if job.pretrained is None else 1}
     if not all(path.is_file() for path in files.values()):
-        tasks = spread(list(read_tasks(_heldout(job))), job.grpo.training.eval_tasks)
+        tasks = spread(list(read_tasks(job.tasks_of("heldout"))), job.grpo.training.eval_tasks)
         _evaluate(job, name, checkpoint, title, files, samples, spread(tasks, most_tasks), shots)
     metrics = {t: json.loads(path.read_text(encoding="utf-8"))["metrics"] for t, path in files.items()}
     sampled = {f"task_success_sampled{end}": metrics[1.0][f"task_success{end}"] for end in ("", "_scored")}
     return {**metrics[0.0], **sampled}
-
-
-def _heldout(job: QuickstartJob) -> Path:
-    return job.out / "data" / "heldout.jsonl"
 
 
 def _evaluate(
@@ -297,7 +310,7 @@ def _evaluate(
             policy=str(checkpoint),
             samples=len(at),
             console=Console(is_json=True),
-            data=_heldout(job),
+            data=job.tasks_of("heldout"),
             ledger=job.ledger,
             shots=shots,
         ) as opened,

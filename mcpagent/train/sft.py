@@ -269,6 +269,7 @@ def _update(
         "learning_rate_factor": factor,
         "tokens": tokens,
         "longest_turn": max((length for sample in samples for length in sample.turn_tokens_K), default=0),
+        "sample_tokens": sum(len(sample.token_ids_T) for sample in samples) / len(samples),
         "cpu_s": time.process_time() - started,
         "rss_mb": resident_mib(),
     }

@@ -35,6 +35,7 @@ from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.walks import Answer, Step, Walk
+from mcpagent.synth.tasks.inspect import said
 from tests.demo.stages import noting
 
 pytestmark = pytest.mark.system
@@ -43,10 +44,10 @@ LIBRARY = Path(__file__).parent / "servers" / "library.py"
 COUNTS = {"train": 200, "validation": 8, "heldout": 72}
 
 
-def servers_file(folder: Path, *, books: int) -> str:
-    """An mcp.json with a library of so many books."""
+def servers_file(folder: Path, *, books: int, words: int = 0) -> str:
+    """An mcp.json with a library of so many books, each told of in so many words."""
     path = folder / f"mcp-{books}.json"
-    server = {"command": sys.executable, "args": [str(LIBRARY), str(books)]}
+    server = {"command": sys.executable, "args": [str(LIBRARY), str(books), str(words)]}
     path.write_text(json.dumps({"mcpServers": {"library": server}}))
     return str(path)
 
@@ -133,6 +134,13 @@ def test_what_exploring_gave_is_said_before_anything_is_trained(finished: Finish
     (told,) = [note for note in notes if note.startswith("train: ")]
     assert told.startswith(f"train: {made} tasks (") and "sequential" in told
     assert any("answers of the read-only tools" in note for note in notes)
+    asked = [said(task) for task in finished.tasks("train")]
+    shown = [note.removeprefix("such as: ") for note in notes if note.startswith("such as: ")]
+    assert len(shown) == 3 and all(question in asked for question in shown)
+    (forecast,) = [note for note in notes if note.startswith("this takes about ")]
+    assert all(part in forecast for part in ("warm start", "GRPO", "evaluations"))
+    assert notes.index(told) < notes.index(forecast) < notes.index("warm start")
+    assert finished.document["said_s"] > 0
     assert any(note.startswith(f"{made} tasks for training are few") for note in notes)
     assert sum(note.startswith("not asked, ") for note in notes) == 1
 
@@ -220,7 +228,21 @@ def test_too_little_is_said_with_what_is_needed_and_leaves_no_tasks(tmp_path: Pa
     assert "there is too little to learn from" in str(refused.value)
     assert "answers to ask about, of 30 that are needed" in str(refused.value)
     assert "--read-only" in str(refused.value)
+    assert f"mcpagent quickstart --servers {explored.tools.servers} --model MODEL" in str(refused.value)
     assert not list((tmp_path / "run").glob("data/*.jsonl"))
+
+
+def test_results_of_thousands_of_tokens_are_refused_before_training_with_what_works(tmp_path: Path) -> None:
+    notes: list[str] = []
+    tools = ToolsConfig(servers=servers_file(tmp_path, books=70, words=1000), read_only=("library",))
+    explored = ExploredServers(tools=tools)
+    job = cut_short(open_job(tmp_path / "run", seed=3, stages=noting(notes), explored=explored))
+    with pytest.raises(UserError, match=r"a demonstration .* has \d+ tokens") as refused:
+        run_stages(job)
+    assert refused.value.remedy == (
+        f"mcpagent quickstart --servers {tools.servers} --read-only library --model MODEL"
+    )
+    assert "warm start" not in notes
 
 
 def task(name: str, about: dict[str, Any], *first: dict[str, Any], calls: int = 1) -> Task:

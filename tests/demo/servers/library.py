@@ -1,6 +1,6 @@
 """A library as a plain JSON-RPC program over stdio, without an SDK: six tools that only read.
 
-The number of books is its one argument.
+The number of books is its first argument, that of the random words about each, by default none, the second.
 """
 
 from __future__ import annotations
@@ -97,12 +97,14 @@ def tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
     }
 
 
-def tools_of(n_books: int) -> dict[str, tuple[dict[str, Any], Callable[..., Any]]]:
+def tools_of(n_books: int, n_words: int) -> dict[str, tuple[dict[str, Any], Callable[..., Any]]]:
     """Schema and function of each tool."""
     shelves = [f"{letter}{number}" for letter in "PQR" for number in (1, 2, 3, 4)]
     authors = some_authors()
     books = some_books(n_books, authors, shelves)
     cards = some_cards(max(4, n_books // 2), books)
+    for book in books.values() if n_words else ():
+        book["about"] = " ".join(f"{RANDOM.randrange(16**6):x}" for _ in range(n_words))
 
     def contents(shelf: str) -> list[dict[str, str]]:
         return [
@@ -158,7 +160,8 @@ def answered(message: Mapping[str, Any], tools: Mapping[str, Any]) -> dict[str, 
 
 def main() -> None:
     """Serve until the input ends."""
-    tools = tools_of(int(sys.argv[1]) if len(sys.argv) > 1 else 70)
+    n_books, n_words = (*map(int, sys.argv[1:]), *(70, 0)[len(sys.argv) - 1 :])
+    tools = tools_of(n_books, n_words)
     for line in sys.stdin:
         message = json.loads(line)
         if "id" in message and "method" in message:
