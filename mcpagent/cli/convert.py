@@ -7,18 +7,23 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mcpagent.cli.options import (
+    Answers,
+    Batch,
     ConfigFiles,
     ConfigOptions,
     Json,
     Overwrite,
     ReadOnly,
     Settings,
+    check_batch,
+    next_round,
     out_file,
     refuse_existing,
 )
@@ -73,6 +78,8 @@ def convert(
             "Without it chats are graded by their calls, and by what those changed."
         ),
     ] = None,
+    batch: Batch = None,
+    answers: Answers = None,
     execute: Annotated[
         bool, typer.Option("--execute", help="Of a spec: run every plan on the servers as well.")
     ] = False,
@@ -98,6 +105,8 @@ def convert(
 
     Example: mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --set api.max_cost=2
 
+    Example: mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --batch round-1.jsonl
+
     Example: mcpagent convert dependent_spec.json --servers mcp.json --out data/processed/train.jsonl
     """
     from mcpagent.synth.chats.read import holds_chats
@@ -113,6 +122,10 @@ def convert(
             "--execute and --keep-going are for a spec: chats are always played, and the rest goes on",
             remedy="leave them out",
         )
+    if batch or answers:
+        if model is None:
+            raise UserError("--batch and --answers are for --model", remedy="add --model gpt-5-mini")
+        check_batch(batch, answers, overwrite=overwrite)
     if not are_chats:
         if model is not None:
             raise UserError("--model is for chats", where=str(source), remedy="leave it out")
@@ -132,7 +145,18 @@ def convert(
         folder = out if _is_folder(out) else out.parent
         tools = with_readers(config.tools, console, takes_guess=yes_read_only, folder=folder)
         config = config.model_copy(update={"tools": tools})
-    _convert_chats(source, out, config, model, console, overwrite=overwrite)
+    asking = None if model is None else _Asking(model, batch, answers)
+    _convert_chats(source, out, config, asking, console, overwrite=overwrite)
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """The model that names answers; its questions go into the file `batch` if there is one, and what came
+    back for an earlier one is in `answers`."""
+
+    model: str
+    batch: Path | None
+    answers: Path | None
 
 
 def _is_folder(out: Path) -> bool:
@@ -151,9 +175,10 @@ def _config(options: ConfigOptions, read_only: list[str] | None, console: Consol
 
 
 def _convert_chats(
-    source: Path, out: Path, config: TrainConfig, model: str | None, console: Console, *, overwrite: bool
+    source: Path, out: Path, config: TrainConfig, asking: _Asking | None, console: Console, *, overwrite: bool
 ) -> None:
-    """Write the tasks and the table of what was left out. Raises UserError if no chat became a task."""
+    """Write the tasks and the table of what was left out, or the batch of what is to be asked first. Raises
+    UserError if no chat became a task."""
     from mcpagent.synth.chats.convert import placed
     from mcpagent.synth.datasets.describe import count_tasks
     from mcpagent.synth.generate import check_dataset_servers, check_output, split_path, write_placed
@@ -169,7 +194,11 @@ def _convert_chats(
         else:
             refuse_existing(out, overwrite=overwrite)
         check_dataset_servers(remembered, overwrite=overwrite)
-        conversion, writer = _converted_chats(source, config, model, console)
+        conversion, writer, waiting = _converted_chats(source, config, asking, console)
+        if asking is not None and waiting:
+            document = {"waiting": waiting, "batch": str(asking.batch), "rows": conversion.rows}
+            console.print_blocks(document, _waiting(document))
+            return
         if not conversion.tasks:
             console.show_blocks(_left_out(conversion))
             raise UserError(
@@ -218,31 +247,48 @@ def _write_file(
 
 
 def _converted_chats(
-    source: Path, config: TrainConfig, model: str | None, console: Console
-) -> tuple[ChatConversion, AnswerWriter | None]:
+    source: Path, config: TrainConfig, asking: _Asking | None, console: Console
+) -> tuple[ChatConversion, AnswerWriter | None, int]:
+    """Return what became of the chats, what the model said, and how many questions wait in its batch."""
     from mcpagent.synth.chats.answer import AnswerWriter, prompts
     from mcpagent.synth.chats.convert import convert_chats
     from mcpagent.tools.setup import open_tools
 
     with ExitStack() as stack:
         opened: Tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
-        writer = None
-        if model is not None:
-            from mcpagent.run.api_models import open_asked
+        writer, later = None, None
+        if asking is not None:
+            from mcpagent.run.api_models import open_asked, open_batch
 
-            asked = stack.enter_context(
-                open_asked(
-                    model,
-                    config,
-                    name="chats",
-                    run={"model": model, "prompts": dict(prompts()), "source": str(source)},
-                    base_url=config.api.base_url,
-                    io=opened.io,
-                    on_note=console.note,
+            run = {"model": asking.model, "prompts": dict(prompts()), "source": str(source)}
+            if asking.batch is not None:
+                later = stack.enter_context(
+                    open_batch(
+                        asking.model,
+                        config,
+                        name="chats",
+                        run=run,
+                        answers=asking.answers,
+                        on_note=console.note,
+                    )
                 )
+                writer = AnswerWriter(later)
+            else:
+                asked = stack.enter_context(
+                    open_asked(
+                        asking.model,
+                        config,
+                        name="chats",
+                        run=run,
+                        base_url=config.api.base_url,
+                        io=opened.io,
+                        on_note=console.note,
+                    )
+                )
+                writer = AnswerWriter(asked.client)
+            console.note(
+                f"{asking.model} is sent the questions, calls and results, secrets replaced by their names"
             )
-            writer = AnswerWriter(asked.client)
-            console.note(f"{model} is sent the questions, calls and results, secrets replaced by their names")
         advance = stack.enter_context(console.progress("Chats"))
         conversion = opened.io.run(
             convert_chats(
@@ -253,7 +299,15 @@ def _converted_chats(
                 on_progress=lambda rows, kept: advance(rows, note=counted(kept, "task")),
             )
         )
-        return conversion, writer
+        waiting = 0
+        if asking is not None and asking.batch is not None and later is not None and later.waiting:
+            waiting = later.write(asking.batch)
+        return conversion, writer, waiting
+
+
+def _waiting(document: Mapping[str, Any]) -> Iterator[Block]:
+    yield f"{counted(document['waiting'], 'question')} in {document['batch']}; no task is written yet"
+    yield next_round(document["batch"])
 
 
 def _left_out(conversion: ChatConversion) -> Iterator[Block]:

@@ -11,7 +11,6 @@ import typer
 
 from mcpagent.cli.gen_data_llm import (
     LLMOptions,
-    check_batch,
     has_endpoint,
     next_steps,
     rewriting,
@@ -23,6 +22,7 @@ from mcpagent.cli.options import (
     Overwrite,
     ReadOnly,
     SeedValue,
+    check_batch,
     shard_of,
 )
 from mcpagent.cli.readers import YesReadOnly, with_readers
@@ -146,7 +146,9 @@ def gen_data(
 
     console = Console(is_json=as_json)
     _check_choice(source, size, rewrite=rewrite, llm=llm)
-    check_batch(writer, llm=llm, overwrite=size.overwrite)
+    if (writer.batch or writer.answers) and not llm:
+        raise UserError("--batch and --answers are for --llm", remedy="add --llm")
+    check_batch(writer.batch, writer.answers, overwrite=size.overwrite)
     values = read_seed_values(source.seed_value or ())
     with locked_folder(size.out):
         check_output(size.out, overwrite=size.overwrite)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from mcpagent.cli.options import Answers, Batch, next_round
 from mcpagent.cli.results import dataset_blocks
 from mcpagent.config.environment import environment, resource_path
 from mcpagent.config.schema import ApiConfig, TrainConfig
@@ -55,21 +56,8 @@ class LLMOptions:
     repairs: Annotated[
         int, typer.Option(min=0, help="How often a failed task goes back to the model with the reason.")
     ] = 2
-    batch: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT.jsonl",
-            help="Write every question as a line of the Batch API's format and end; no service is asked.",
-        ),
-    ] = None
-    answers: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="IN.jsonl",
-            help="What came back for the file of an earlier --batch: go on from there. What is still asked "
-            "goes into --batch.",
-        ),
-    ] = None
+    batch: Batch = None
+    answers: Answers = None
     allow_writes: Annotated[
         bool,
         typer.Option("--allow-writes", help="Let plans call, and so execute, tools of --servers that write."),
@@ -213,23 +201,7 @@ def _budget(api: ApiConfig, model: str, console: Console) -> ApiBudget:
     return budget
 
 
-def check_batch(options: LLMOptions, *, llm: bool, overwrite: bool) -> None:
-    """Raise UserError for batch options that cannot be."""
-    if (options.batch or options.answers) and not llm:
-        raise UserError("--batch and --answers are for --llm", remedy="add --llm")
-    if options.answers and not options.batch:
-        raise UserError(
-            "--answers without --batch: what is still to be asked has no file",
-            remedy="name another file for the next round: --batch round-2.jsonl",
-        )
-    if options.batch and options.batch.exists() and not overwrite:
-        raise UserError(
-            "is there already", where=str(options.batch), remedy="name another file, or add --overwrite"
-        )
-
-
 def _waiting(document: Mapping[str, Any]) -> Iterator[Block]:
-    batch = shlex.quote(document["batch"])
     yield f"{counted(document['waiting'], 'question')} in {document['batch']}"
     yield (
         "Each tells a provider the instructions, names, descriptions and schemas of "
@@ -237,7 +209,7 @@ def _waiting(document: Mapping[str, Any]) -> Iterator[Block]:
         f"{document['shown']['results']} of their results; your settings' secrets are redacted."
     )
     yield f"{document['finished']} of {document['samples']} samples are finished; no task is written yet"
-    yield f"Next: have {batch} answered, then the same command with --answers IN.jsonl --batch NEXT.jsonl"
+    yield next_round(document["batch"])
 
 
 def _made(document: Mapping[str, Any]) -> Iterator[Block]:

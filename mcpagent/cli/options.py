@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,44 @@ Shots = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same episodes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+Batch = Annotated[
+    Path | None,
+    typer.Option(
+        "--batch",
+        metavar="OUT.jsonl",
+        help="Write every question as a line of the Batch API's format and end; no service is asked.",
+    ),
+]
+Answers = Annotated[
+    Path | None,
+    typer.Option(
+        "--answers",
+        metavar="IN.jsonl",
+        help="What came back for the file of an earlier --batch: go on from there. What is still asked goes "
+        "into --batch.",
+    ),
+]
+
+
+def check_batch(batch: Path | None, answers: Path | None, *, overwrite: bool) -> None:
+    """Raise UserError for batch options that cannot be."""
+    if answers and not batch:
+        raise UserError(
+            "--answers without --batch: what is still to be asked has no file",
+            remedy="name another file for the next round: --batch round-2.jsonl",
+        )
+    if batch and batch.exists() and not overwrite:
+        raise UserError("is there already", where=str(batch), remedy="name another file, or add --overwrite")
+
+
+def next_round(batch: str) -> str:
+    """Return what to type after a batch is written."""
+    return (
+        f"Next: have {shlex.quote(batch)} answered, then the same command with --answers IN.jsonl --batch "
+        "NEXT.jsonl"
+    )
 
 
 def out_file(name: str) -> Callable[[Path | None], Path | None]:

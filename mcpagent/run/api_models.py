@@ -10,6 +10,7 @@ from pathlib import Path
 from mcpagent.config.schema import TrainConfig
 from mcpagent.config.sections import ApiConfig
 from mcpagent.core.records import JsonObject
+from mcpagent.llm.batch import BatchClient
 from mcpagent.llm.budget import ApiBudget, given_price, price_of
 from mcpagent.llm.client import RetryingClient, open_client
 from mcpagent.llm.journal import open_journal
@@ -52,3 +53,22 @@ def open_asked(
     ):
         journal.charge(budget)
         yield AskedModel(client, budget, path)
+
+
+@contextmanager
+def open_batch(
+    model: str,
+    config: TrainConfig,
+    *,
+    name: str,
+    run: JsonObject,
+    answers: Path | None,
+    on_note: Callable[[str], None],
+) -> Iterator[BatchClient]:
+    """Open the journal of `open_asked` for files in place of an endpoint, and put `answers` into it. Raises
+    UserError."""
+    with open_journal(Path(config.output_dir) / "api", name=name, run=run) as (journal, _):
+        batch = BatchClient(model, journal=journal)
+        if answers is not None:
+            batch.take(answers, on_note=on_note)
+        yield batch

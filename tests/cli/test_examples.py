@@ -118,6 +118,9 @@ ELSEWHERE = {
     "mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --set api.max_cost=2"
     " --out data/mine": KEY,
     "mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --set api.max_cost=2": KEY,
+    "mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --batch round-1.jsonl": (
+        "tests/synth/chats/test_chats.py"
+    ),
     "mcpagent data export data/mine --out rows.jsonl": "tests/run/test_rows.py",
     "mcpagent data export outputs/mine --out rows.parquet": "tests/trl/test_rows.py",
     "mcpagent data export gold.jsonl.zst --data data/samples/train.jsonl"

@@ -348,3 +348,21 @@ def test_a_model_names_the_answer_and_a_result_has_to_show_it(tmp_path: Path) ->
     assert tasks["stale"].reward_spec.method == "rule"
     done = mcpagent("data", "validate", out, "--execute", cwd=tmp_path)
     assert "5 of 5 records are valid" in done.stdout, done.stderr
+
+    # The same by files: the questions out, and nothing else; the answers in, and the tasks of the endpoint.
+    words = ("--servers", tmp_path / "mcp.json", "--model", "scripted", "--set", "output_dir=batches")
+    files = [tmp_path / f"{each}.jsonl" for each in ("asked", "answered", "next", "same")]
+    asked, answered, later, same = files
+    done = mcpagent("convert", file, *words, "--out", same, "--batch", asked, cwd=tmp_path)
+    assert done.returncode == 0 and "5 questions in" in done.stdout and not same.exists(), done.stderr
+    back: list[str] = []
+    for line in map(json.loads, asked.read_text().splitlines()):
+        said = answers(Received(line["url"], line["custom_id"], 9, line["body"], "")).body
+        back.append(json.dumps({"custom_id": line["custom_id"], "response": {"body": said}}))
+    answered.write_text("\n".join(back))
+    words = (*words, "--answers", answered, "--batch", later)
+    done = mcpagent("convert", file, *words, "--out", same, cwd=tmp_path)
+    assert done.returncode == 0 and not later.exists(), done.stderr
+    assert same.read_text() == out.read_text()
+    done = mcpagent("convert", file, "--servers", tmp_path / "mcp.json", "--batch", later, cwd=tmp_path)
+    assert "--batch and --answers are for --model" in refused(done)
