@@ -20,7 +20,6 @@ from mcpagent.run.episodes import open_episodes
 from mcpagent.run.train import Watch, run_training
 from mcpagent.storage.datasets import read_tasks, spread
 
-_UNIFORM = 0.5  # of the groups, after a warm start: fresh ones are played in their place
 _WORDY = 2.0  # times as long as the demonstrations are the turns of a model that has seen none
 
 
@@ -80,14 +79,13 @@ def _foretell(job: QuickstartJob) -> None:
         counts["heldout"], job.grpo.training.eval_tasks or counts["heldout"]
     )
     began, step = steps.supervised, steps.grpo
-    rounds = sum(_UNIFORM**n for n in range(1 + job.grpo.training.dynamic_sampling))
     seconds = {
         "warm start": began.load_s
         + demonstrations * began.demonstration_s
         + copying * began.steps_s[0]
         + (job.warm_steps - copying) * began.update_s,
         # A network that has learned nothing ends after a turn of text.
-        "GRPO": step.load_s + grpo_steps * steps.turns * (rounds * step.rollout_s + step.update_s),
+        "GRPO": step.load_s + grpo_steps * steps.turns * (step.rollout_s + step.update_s),
         "evaluations": 2 * (step.load_s + episodes * steps.turns * steps.eval_s),
     }
     progress.said_s = sum(seconds.values())

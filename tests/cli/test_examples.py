@@ -121,6 +121,15 @@ ELSEWHERE = {
     "mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --batch round-1.jsonl": (
         "tests/synth/chats/test_chats.py"
     ),
+    **dict.fromkeys(
+        (
+            "mcpagent eval checkpoint outputs/own/warm_start --data outputs/own/data --out before.json",
+            "mcpagent eval checkpoint outputs/own --data outputs/own/data --out after.json",
+            "mcpagent report outputs/own",
+            "mcpagent export outputs/own --merge --out model",
+        ),
+        LONG,
+    ),
     "mcpagent data export data/mine --out rows.jsonl": "tests/run/test_rows.py",
     "mcpagent data export outputs/mine --out rows.parquet": "tests/trl/test_rows.py",
     "mcpagent data export gold.jsonl.zst --data data/samples/train.jsonl"
