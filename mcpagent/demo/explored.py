@@ -14,6 +14,7 @@ from mcpagent.config.schema import ToolsConfig
 from mcpagent.core.answer_line import stated
 from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.tasks import Task
+from mcpagent.demo.pretrained import LEAST
 from mcpagent.errors import UserError
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.learning import learn
@@ -72,12 +73,22 @@ class ExploredServers:
     seed_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
-    def command(self) -> str:
-        """Return the command line that begins with these servers and what only reads there."""
-        named = ["--read-only", ",".join(self.tools.read_only)] if self.tools.read_only else []
+    def with_a_model(self) -> str:
+        """Return the command that trains a pretrained model on these servers."""
         given = [f"{name}={value}" for name, values in self.seed_values.items() for value in values]
         values = [word for each in given for word in ("--seed-value", each)]
-        return shlex.join(["mcpagent", "quickstart", "--servers", str(self.tools.servers), *named, *values])
+        return f"{shlex.join(['mcpagent', 'quickstart', *self._options, *values])} --model MODEL"
+
+    @property
+    def written_by_a_model(self) -> str:
+        """Return the command that has a model write the tasks, without an endpoint too."""
+        command = ["mcpagent", "gen-data", "--llm", *self._options, "--batch", "round-1.jsonl"]
+        return shlex.join([*command, "--out", "data/mine"])
+
+    @property
+    def _options(self) -> list[str]:
+        named = ["--read-only", ",".join(self.tools.read_only)] if self.tools.read_only else []
+        return ["--servers", str(self.tools.servers), *named]
 
 
 async def explore(
@@ -120,10 +131,16 @@ async def explore(
         raise UserError(
             f"there is too little to learn from: {'; '.join(missing)} ({'; '.join(task_lines(data.tasks))})",
             where="--servers",
-            remedy=f"a pretrained model learns from fewer: {servers.command} --model MODEL; or name further "
-            "tools that only read (--read-only SERVER.TOOL,...)",
+            remedy=way_on(servers, data.tasks),
         )
     return data
+
+
+def way_on(servers: ExploredServers, tasks: Mapping[str, Sequence[Task]]) -> str:
+    """Return the command that works with so few tasks."""
+    if all(len(tasks[split]) >= least for split, least in LEAST.items()):
+        return f"a pretrained model learns from fewer: {servers.with_a_model}"
+    return f"let a model write them: {servers.written_by_a_model}"
 
 
 def within_reach(facts: Sequence[Fact]) -> Callable[[Walk], bool]:

@@ -134,8 +134,7 @@ class QuickstartJob:
     @property
     def with_a_model(self) -> str:
         """Return the command that does the same with a pretrained model."""
-        begun = "mcpagent quickstart" if self.explored is None else self.explored.command
-        return f"{begun} --model MODEL"
+        return "mcpagent quickstart --model MODEL" if self.explored is None else self.explored.with_a_model
 
     def tasks_of(self, split: str) -> Path:
         """Return the file of the tasks of a split."""

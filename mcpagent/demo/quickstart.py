@@ -199,7 +199,9 @@ def _make_answered_tasks(job: QuickstartJob, folder: Path) -> None:
             raise UserError(
                 f"there are {made} tasks in {path.name}, and {least} are needed",
                 where="--servers",
-                remedy="name further tools that only read: --read-only SERVER.TOOL,...",
+                remedy=None
+                if job.explored is None
+                else f"let a model write them: {job.explored.written_by_a_model}",
             )
 
 

@@ -23,6 +23,7 @@ from mcpagent.demo.explored import (
     disjoint,
     shortfalls,
     warnings,
+    way_on,
     with_values_alone,
     within_reach,
 )
@@ -227,8 +228,10 @@ def test_too_little_is_said_with_what_is_needed_and_leaves_no_tasks(tmp_path: Pa
         quickstart(tmp_path / "run", seed=0, stages=noting([]), explored=explored)
     assert "there is too little to learn from" in str(refused.value)
     assert "answers to ask about, of 30 that are needed" in str(refused.value)
-    assert "--read-only" in str(refused.value)
-    assert f"mcpagent quickstart --servers {explored.tools.servers} --model MODEL" in str(refused.value)
+    assert refused.value.remedy == (
+        f"let a model write them: mcpagent gen-data --llm --servers {explored.tools.servers} "
+        "--batch round-1.jsonl --out data/mine"
+    )
     assert not list((tmp_path / "run").glob("data/*.jsonl"))
 
 
@@ -263,6 +266,31 @@ def task(name: str, about: dict[str, Any], *first: dict[str, Any], calls: int = 
             "extra_info": {"about": json.dumps(["s.t", about])},
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("train", "heldout", "command"),
+    [
+        (40, 20, "mcpagent quickstart --servers s.json --read-only s --seed-value 't=a b' --model MODEL"),
+        (
+            39,
+            20,
+            "mcpagent gen-data --llm --servers s.json --read-only s --batch round-1.jsonl --out data/mine",
+        ),
+        (
+            40,
+            19,
+            "mcpagent gen-data --llm --servers s.json --read-only s --batch round-1.jsonl --out data/mine",
+        ),
+    ],
+)
+def test_too_few_tasks_for_the_small_network_are_for_a_model_to_learn_from_or_to_write(
+    train: int, heldout: int, command: str
+) -> None:
+    tools = ToolsConfig(servers="s.json", read_only=("s",))
+    explored = ExploredServers(tools=tools, seed_values={"t": ["a b"]})
+    tasks = {"train": [task("a", {"x": "A"})] * train, "heldout": [task("b", {"x": "B"})] * heldout}
+    assert way_on(explored, tasks).endswith(f": {command}")
 
 
 def test_training_gives_way_to_what_is_held_out_and_the_rest_to_training() -> None:

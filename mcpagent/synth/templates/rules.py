@@ -324,7 +324,8 @@ def without_a_task(counts: Mapping[str, int], data: GeneratedData) -> UserError:
     asked = ", ".join(f"{split} {count}" for split, count in counts.items() if count)
     return UserError(
         f"no task was made (asked for: {asked}); {why}",
-        remedy="write templates for these servers, or add entities in pools.yaml: --templates FOLDER",
+        remedy="let a model write them: mcpagent gen-data --llm --servers mcp.json --batch round-1.jsonl; or "
+        "write templates and pools for these servers: --templates FOLDER",
     )
 
 
