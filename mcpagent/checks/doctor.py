@@ -23,7 +23,6 @@ from mcpagent.checks.servers import ListedServer, list_servers
 from mcpagent.config.environment import environment
 from mcpagent.console import counted
 from mcpagent.core.records import CheckResult, CheckStatus, JsonObject
-from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import ToolSpec, catalog_hash, chat_schema, model_names
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES, KEY_NAMES
@@ -341,19 +340,13 @@ def _started(config: ServerConfig, server: ListedServer, notes: Sequence[str]) -
     """Say whether a server started, and with which tools."""
     name = f"server {config.name}"
     if server.error is not None:
-        command = _shell_command(config) if isinstance(config, StdioServer) else None
+        command = config.in_shell if isinstance(config, StdioServer) else None
         return _failed(name, server.error, remedy=command or server.error.remedy)
     if not server.tools:
         return result(name, WARN, "; ".join([f"no tools, in {server.start_s:.1f} s", *notes]))
     catalog = catalog_hash(server.tools)[:12]
     detail = f"{counted(len(server.tools), 'tool')} in {server.start_s:.1f} s, catalog {catalog}"
     return result(name, PASS, "; ".join([detail, *notes]))
-
-
-def _shell_command(config: StdioServer) -> str:
-    """Return what starts the server in a shell; a secret is named as the variable that holds it."""
-    words = (config.command, *config.args)
-    return " ".join(config.written or (shlex.quote(SECRETS.text(word)) for word in words))
 
 
 def _check_data(

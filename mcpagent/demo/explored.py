@@ -111,14 +111,17 @@ async def explore(
     )
     for silence in graph.silences:
         note(silence.sentence)
-    made = await explore_dataset(
-        pool,
-        counts=counts,
-        seed=seed,
-        on_progress=on_progress,
-        learned=Learned(cache, graph),
-        asked=Asked(weights=_WEIGHTS, admits=within_reach(graph.facts), begins_anywhere=False),
-    )
+    try:
+        made = await explore_dataset(
+            pool,
+            counts=counts,
+            seed=seed,
+            on_progress=on_progress,
+            learned=Learned(cache, graph),
+            asked=Asked(weights=_WEIGHTS, admits=within_reach(graph.facts), begins_anywhere=False),
+        )
+    except UserError as error:  # not one task
+        raise UserError(error.message, where="--servers", remedy=way_on(servers, {})) from error
     apart = disjoint(made.tasks)
     data = replace(
         made,
@@ -138,7 +141,7 @@ async def explore(
 
 def way_on(servers: ExploredServers, tasks: Mapping[str, Sequence[Task]]) -> str:
     """Return the command that works with so few tasks."""
-    if all(len(tasks[split]) >= least for split, least in LEAST.items()):
+    if all(len(tasks.get(split, ())) >= least for split, least in LEAST.items()):
         return f"a pretrained model learns from fewer: {servers.with_a_model}"
     return f"let a model write them: {servers.written_by_a_model}"
 

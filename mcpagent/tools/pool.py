@@ -240,8 +240,8 @@ class ToolPool:
 def _start_remedy(servers: Sequence[ServerConfig]) -> str:
     """Return what to do about servers that did not start."""
     remedies: list[str] = []
-    if any(isinstance(server, StdioServer) for server in servers):
-        remedies.append("Run the server's command in a shell to see why.")
+    if commands := [server.in_shell for server in servers if isinstance(server, StdioServer)]:
+        remedies.append(f"Run it in a shell to see why: {'; '.join(commands)}.")
     if any(isinstance(server, HttpServer) for server in servers):
         remedies.append("Check the server's url and headers, and that it runs there.")
     return " ".join(remedies) or "mcpagent doctor"

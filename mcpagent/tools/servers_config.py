@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,6 +89,12 @@ class StdioServer:
     timeout_s: float | None = None
     isolation: Isolation | None = None
     written: tuple[str, ...] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def in_shell(self) -> str:
+        """Return what starts the server in a shell; a secret is named as the variable that holds it."""
+        words = (self.command, *self.args)
+        return " ".join(self.written or (shlex.quote(SECRETS.text(word)) for word in words))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,6 +235,17 @@ def test_too_little_is_said_with_what_is_needed_and_leaves_no_tasks(tmp_path: Pa
     assert not list((tmp_path / "run").glob("data/*.jsonl"))
 
 
+def test_servers_that_give_not_one_task_are_refused_with_what_works(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "cli" / "small_servers.py"
+    clock = {"command": sys.executable, "args": [str(program), "time"]}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"time": clock}}))
+    tools = ToolsConfig(servers=str(tmp_path / "mcp.json"), read_only=("time",))
+    with pytest.raises(UserError, match="there is nothing to make tasks from") as refused:
+        quickstart(tmp_path / "run", seed=0, stages=noting([]), explored=ExploredServers(tools=tools))
+    assert refused.value.remedy is not None and "mcpagent gen-data --llm --servers" in refused.value.remedy
+    assert "round-1.jsonl --out data/mine" in refused.value.remedy
+
+
 def test_results_of_thousands_of_tokens_are_refused_before_training_with_what_works(tmp_path: Path) -> None:
     notes: list[str] = []
     tools = ToolsConfig(servers=servers_file(tmp_path, books=70, words=1000), read_only=("library",))

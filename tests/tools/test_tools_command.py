@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -62,6 +63,9 @@ def test_a_server_that_does_not_start_hides_no_other_and_exits_1(tmp_path: Path)
     assert "error: server 'gone' did not start: no such command" in done.stderr
     assert " tools of 1 of 3 servers\n" in done.stdout
     assert "no licence" in done.stderr, "the last words of the server"
+    command = shlex.join([sys.executable, *dying["args"]])
+    done = mcpagent("gen-data", "--explore", "--servers", file, "--out", tmp_path / "made")
+    assert f"Run it in a shell to see why: no-such-program; {command}" in refused(done)
     as_json = _run("list", "--servers", file, "--json")
     assert as_json.returncode == 1
     assert {spec["server"] for spec in json.loads(as_json.stdout)} == {"echo"}
