@@ -52,16 +52,17 @@ def chosen_readers(specs: Sequence[ToolSpec], console: Console, *, takes_guess: 
     unmarked = [spec for spec in specs if spec.annotations.effect == "unmarked"]
     safe = tuple(spec.dotted for spec in unmarked if seems_to_read(spec))
     is_asked = console.is_terminal and sys.stdin.isatty() and not console.is_json
-    names = safe if takes_guess else _asked(unmarked, safe, console) if is_asked and unmarked else ()
-    if unmarked and not names and not any(spec.annotations.read_only for spec in specs):
+    readers = safe if takes_guess else _asked(unmarked, safe, console) if is_asked and unmarked else ()
+    if unmarked and not readers and not any(spec.annotations.read_only for spec in specs):
         option = "--yes-read-only" if safe and not takes_guess else "--read-only SERVER.TOOL,..."
-        looks = f"{len(safe)} of them look safe: {', '.join(safe)}" if safe else "none of them looks safe"
+        names = ", ".join(safe or (spec.dotted for spec in unmarked))
+        looks = f"{len(safe)} of them look safe: {names}" if safe else f"none of them looks safe: {names}"
         raise UserError(
             f"{len(unmarked)} of {counted(len(specs), 'tool')} do not say whether they only read, and no "
             f"other one does\n  {looks}",
             remedy=f"{shlex.join(['mcpagent', *sys.argv[1:]])} {option}",
         )
-    return names
+    return readers
 
 
 def _asked(unmarked: Sequence[ToolSpec], safe: tuple[str, ...], console: Console) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ _EXPLORED_WARM_START = [
     "sft.augmentation=mcpagent.demo.warm_start:renaming",
     "sft.demonstrations_per_task=4",
     "sft.stop_early=0.85",
+    "rollout.max_new_tokens=96",  # as below, so that evaluations of both can be compared
     "sft.curriculum_steps=250",  # names and texts are longer than the tickers of the built-in servers
     "training.max_steps=950",
 ]

@@ -146,6 +146,13 @@ def test_what_exploring_gave_is_said_before_anything_is_trained(finished: Finish
     assert sum(note.startswith("not asked, ") for note in notes) == 1
 
 
+def test_both_models_are_evaluated_under_the_same_limit(finished: Finished) -> None:
+    """Whatever a user evaluates with: `cut_short` has another for GRPO alone."""
+    stages, tools = noting([]), ToolsConfig(servers=finished.job.progress.servers)
+    job = open_job(finished.job.out, seed=3, stages=stages, explored=ExploredServers(tools=tools))
+    assert job.warm.rollout.max_new_tokens == job.grpo.rollout.max_new_tokens
+
+
 def test_no_training_task_names_what_a_heldout_one_asks_about(finished: Finished) -> None:
     asked = {
         value
