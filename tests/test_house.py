@@ -27,7 +27,6 @@ from mcpagent.cli.main import COMMANDS
 from mcpagent.config.loader import load_train_config
 from mcpagent.llm.budget import load_prices
 from mcpagent.synth.chats.answer import prompts as chat_prompts
-from mcpagent.synth.explore.rewrite import prompts
 from mcpagent.synth.llm.prompts import load_prompts
 from mcpagent.synth.templates.template import load_templates
 from tests.cli.base_environment import build_wheel
@@ -351,8 +350,6 @@ def test_every_template_loads() -> None:
             jinja2.Environment().parse(path.read_text(encoding="utf-8"))
         elif path == ROOT / "templates" / "prompts" / "prices.yaml":
             assert load_prices()
-        elif path == ROOT / "templates" / "prompts" / "rewrite.yaml":
-            assert list(prompts()) == ["system", "user"]
         elif path == ROOT / "templates" / "prompts" / "chats.yaml":
             assert list(chat_prompts()) == ["system", "user"]
         elif path.parent == ROOT / "templates" / "prompts":

@@ -13,7 +13,6 @@ from mcpagent.cli.gen_data_llm import (
     LLMOptions,
     has_endpoint,
     next_steps,
-    rewriting,
     run_llm,
 )
 from mcpagent.cli.options import (
@@ -84,14 +83,6 @@ class SizeOptions:
 def gen_data(
     source: SourceOptions,
     size: SizeOptions,
-    rewrite: Annotated[
-        bool,
-        typer.Option(
-            "--rewrite",
-            help="With --explore: let a model reword the questions; a new wording is kept if a solver "
-            "reaches the answer from it. The options below name the model.",
-        ),
-    ] = False,
     llm: Annotated[
         bool,
         typer.Option(
@@ -126,8 +117,6 @@ def gen_data(
 
     Example: mcpagent gen-data --explore --servers mcp.json --config notes.yaml
 
-    Example: mcpagent gen-data --explore --servers mcp.json --rewrite --set api.max_cost=5 --out data/mine
-
     Example: mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/part-1
 
     Example: mcpagent gen-data --llm --n-samples 200 --set api.max_cost=5 --out data/llm
@@ -145,7 +134,7 @@ def gen_data(
     )
 
     console = Console(is_json=as_json)
-    _check_choice(source, size, rewrite=rewrite, llm=llm)
+    _check_choice(source, size, llm=llm)
     if (writer.batch or writer.answers) and not llm:
         raise UserError("--batch and --answers are for --llm", remedy="add --llm")
     check_batch(writer.batch, writer.answers, overwrite=size.overwrite)
@@ -183,7 +172,6 @@ def gen_data(
             explore=source.explore,
             console=console,
             seed_values=values,
-            rewriting=rewriting(writer, config, size.out, console=console) if rewrite else None,
             shard=shard_of(size.shard),
         )
     console.print_blocks(document, _made(document, size.out))
@@ -194,12 +182,10 @@ def _leaves_the_way(source: SourceOptions, size: SizeOptions) -> bool:
     return not (source.explore or source.seed_value or size.shard) and source.templates == "core"
 
 
-def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, llm: bool) -> None:
+def _check_choice(source: SourceOptions, size: SizeOptions, *, llm: bool) -> None:
     """Raise UserError for options that do not go together."""
     if llm and source.seed_value:
         raise UserError("--seed-value is not for --llm", remedy="leave one of them out")
-    if rewrite and (llm or not source.explore):
-        raise UserError("--rewrite is for the questions of --explore", remedy="add --explore, without --llm")
     shard_of(size.shard)
     if size.shard is not None and llm:
         raise UserError(
@@ -210,11 +196,5 @@ def _check_choice(source: SourceOptions, size: SizeOptions, *, rewrite: bool, ll
 
 def _made(document: Mapping[str, Any], out: Path) -> Iterator[Block]:
     yield from dataset_blocks(document)
-    if (told := document.get("rewrite")) is not None:
-        kept = ", ".join(f"{reason} {count}" for reason, count in told["kept_as_they_were"].items())
-        yield (
-            f"{told['rewritten']} questions in the model's words, by {told['spend']['requests']} requests"
-            + (f"; as they were: {kept}" if kept else "")
-        )
     yield f"{document['executed_calls']} calls over MCP in {document['seconds']:.1f} s"
     yield from next_steps(out)

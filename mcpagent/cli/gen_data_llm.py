@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -22,7 +22,6 @@ from mcpagent.llm.endpoint import EndpointSettings
 from mcpagent.run.api_models import budget_of
 
 if TYPE_CHECKING:
-    from mcpagent.synth.explore.rewrite import RewriteRun
     from mcpagent.synth.generate import DatasetOutput
     from mcpagent.synth.llm.prompts import TaskSettings
     from mcpagent.synth.llm.sample import AskSettings
@@ -32,7 +31,7 @@ T = TypeVar("T", int, str)
 
 @dataclass(frozen=True, kw_only=True)
 class LLMOptions:
-    """The options of a model that writes or rewords tasks; None if the environment or a default decides."""
+    """The options of a model that writes tasks; None if the environment or a default decides."""
 
     samples: Annotated[
         int | None,
@@ -43,10 +42,6 @@ class LLMOptions:
         ),
     ] = None
     model: Annotated[str | None, typer.Option(help="Environment: OPENAI_MODEL. Default: gpt-5-mini.")] = None
-    solver_model: Annotated[
-        str | None,
-        typer.Option(help="With --rewrite: answers the question to check it. Default: --model."),
-    ] = None
     curriculum: Annotated[
         Path | None,
         typer.Option(
@@ -126,23 +121,6 @@ def _settings(
         answers=options.answers,
     )
     return settings, asking
-
-
-def rewriting(options: LLMOptions, config: TrainConfig, folder: Path, *, console: Console) -> RewriteRun:
-    """Return how `--rewrite` asks, and what it may spend. Raises UserError."""
-    from mcpagent.synth.explore.rewrite import RewriteRun
-
-    api = config.api
-    endpoint = _endpoint(options, api)
-    return RewriteRun(
-        endpoint=endpoint,
-        solver=replace(endpoint, model=options.solver_model) if options.solver_model else None,
-        max_output_tokens=options.max_output_tokens,
-        seed=config.seed,
-        budget=_budget(api, endpoint.model, console),
-        journal=folder / "rewrite-journal.jsonl",
-        retry_failed=options.retry_failed,
-    )
 
 
 def _endpoint(options: LLMOptions, api: ApiConfig, *, is_asked: bool = True) -> EndpointSettings:

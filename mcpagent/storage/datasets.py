@@ -43,7 +43,7 @@ def find_dataset(
     """Return the file `given`; without one, that of the split in the folder of the file `beside`, then the
     default one. Raises UserError if it is not there."""
     option = "--data" if split == "train" else f"--set data.{split}=FILE"
-    remedy = f"name a file with {option}, or make one: mcpagent gen-data{_or_without(split)}"
+    remedy = f"name a file with {option}, or make one: mcpagent gen-data" + _or_without(split)
     if given is not None:
         if not (path := dataset_file(Path(given), split)).is_file():
             raise UserError("there is no such dataset", where=given, remedy=remedy)

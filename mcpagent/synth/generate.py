@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mcpagent.config.dataset_servers import DatasetServers, read_dataset_servers
 from mcpagent.config.environment import resource_path
@@ -47,9 +47,6 @@ from mcpagent.tools.schemas import SchemaCheck
 from mcpagent.tools.servers_config import server_places
 from mcpagent.tools.setup import Tools, configured_servers, open_tools, strict_cassette
 
-if TYPE_CHECKING:
-    from mcpagent.synth.explore.rewrite import RewriteRun
-
 _SHIPPED = {"core": "templates/tasks", "full": "templates/full"}
 
 
@@ -74,7 +71,6 @@ def make_dataset(
     explore: bool,
     console: Console,
     seed_values: Mapping[str, Sequence[str]] | None = None,
-    rewriting: RewriteRun | None = None,
     shard: tuple[int, int] = (1, 1),
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
@@ -112,8 +108,6 @@ def make_dataset(
             data = opened.io.run(making)
         if explore:
             _note_unused(data, more["explored"], console)
-            if rewriting is not None:
-                data, more["rewrite"] = rewriting.apply(data, opened.pool, opened.io, console)
         if (counts := opened.take_cassette_counts()) is not None:
             more["cassette"] = counts
     if strict_cassette(tools) is None:

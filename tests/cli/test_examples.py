@@ -238,7 +238,6 @@ ELSEWHERE = {
     " --set data.train=data/processed/train.jsonl": GPU,
     "OPENAI_API_KEY=... mcpagent gen-data --llm --n-samples 200 --set api.max_cost=5 --out data/llm": KEY,
     "mcpagent gen-data --llm --n-samples 200 --set api.max_cost=5 --out data/llm": KEY,
-    "mcpagent gen-data --explore --servers mcp.json --rewrite --set api.max_cost=5 --out data/mine": KEY,
     "mcpagent gen-data --explore --servers mcp.json --yes-read-only --out data/mine": (
         "tests/synth/explore/test_unannotated.py"
     ),

@@ -4,7 +4,7 @@
     the author of the first comment of task 12
     the number of ships of captain Lito
 
-Natural wording is a language model's job (`gen-data --rewrite`, `explore/rewrite.py`): nothing here knows
+Natural wording is a language model's job (`gen-data --llm`): nothing here knows
 more of English than the plural.
 """
 
