@@ -266,7 +266,7 @@ def _converted_chats(
                     open_batch(
                         asking.model,
                         config,
-                        name="chats",
+                        name=f"chats-{source.name}",
                         run=run,
                         answers=asking.answers,
                         on_note=console.note,
@@ -278,7 +278,7 @@ def _converted_chats(
                     open_asked(
                         asking.model,
                         config,
-                        name="chats",
+                        name=f"chats-{source.name}",
                         run=run,
                         base_url=config.api.base_url,
                         io=opened.io,

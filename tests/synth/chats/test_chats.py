@@ -366,3 +366,9 @@ def test_a_model_names_the_answer_and_a_result_has_to_show_it(tmp_path: Path) ->
     assert same.read_text() == out.read_text()
     done = mcpagent("convert", file, "--servers", tmp_path / "mcp.json", "--batch", later, cwd=tmp_path)
     assert "--batch and --answers are for --model" in refused(done)
+    # The questions of another file have a journal of their own.
+    other = tmp_path / "other.jsonl"
+    other.write_text(file.read_text())
+    words = ("--servers", tmp_path / "mcp.json", "--model", "scripted", "--set", "output_dir=batches")
+    done = mcpagent("convert", other, *words, "--out", tmp_path / "o.jsonl", "--batch", later, cwd=tmp_path)
+    assert done.returncode == 0 and "5 questions in" in done.stdout, done.stderr
