@@ -16,6 +16,7 @@ from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.tasks import Task
 from mcpagent.demo.pretrained import LEAST
 from mcpagent.errors import UserError
+from mcpagent.synth.datasets.describe import task_class
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.explore.leaves import at_step
@@ -298,7 +299,7 @@ def task_lines(tasks: Mapping[str, Sequence[Task]]) -> list[str]:
     """Return how many tasks there are, by split and kind."""
     lines: list[str] = []
     for split, members in tasks.items():
-        kinds = Counter(str(task.extra_info["class"]).replace("_", " ") for task in members)
+        kinds = Counter(task_class(task).replace("_", " ") for task in members)
         told = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
         lines.append(f"{split}: {len(members)} tasks" + (f" ({told})" if told else ""))
     return lines
@@ -306,8 +307,8 @@ def task_lines(tasks: Mapping[str, Sequence[Task]]) -> list[str]:
 
 def examples(tasks: Sequence[Task]) -> list[str]:
     """Return the questions of three tasks, of the kinds of which there are most."""
-    kinds = Counter(task.extra_info["class"] for task in tasks)
-    first = {task.extra_info["class"]: task for task in reversed(tasks)}
+    kinds = Counter(map(task_class, tasks))
+    first = {task_class(task): task for task in reversed(tasks)}
     picked = [first.pop(kind) for kind, _ in kinds.most_common(_EXAMPLES)]
     others = (task for task in tasks if task not in picked)
     return [f"such as: {said(task)}" for task in [*picked, *islice(others, _EXAMPLES - len(picked))]]

@@ -21,7 +21,9 @@ from mcpagent.demo.explored import (
     ExploredServers,
     balanced,
     disjoint,
+    examples,
     shortfalls,
+    task_lines,
     warnings,
     way_on,
     with_values_alone,
@@ -404,3 +406,13 @@ def test_what_is_too_little_names_how_much_is_needed(
         for split, count in (("train", train), ("heldout", heldout))
     }
     assert shortfalls(tasks, facts=facts) == missing
+
+
+def test_tasks_that_name_no_class_are_counted_by_what_they_ask_for() -> None:
+    """Those of the templates that ship name none."""
+    tasks = list(read_tasks(Path(__file__).parents[2] / "data" / "samples" / "train.jsonl"))
+    assert not any("class" in task.extra_info for task in tasks)
+    (line,) = task_lines({"train": tasks})
+    assert line.startswith(f"train: {len(tasks)} tasks (") and "multi step" in line
+    shown = examples(tasks)
+    assert len(shown) == 3 and len(set(shown)) == 3
