@@ -1,6 +1,6 @@
 """Step references in gold plans: `${step1.close}`, `${step2.results[0].title}`, and arithmetic on them.
 
-An expression is a path into the structured result of an earlier step, a number, `+ - * /` with
+An expression is a path into what the result of an earlier step shows, a number, `+ - * /` with
 parentheses, or one of the functions (`core.functions`)
 
     round(x, n)  abs(x)  sum(...)  mean(...)   of numbers, or of one list of them
@@ -62,7 +62,7 @@ _MAX_EXPRESSION_CHARS = 300  # bounds the recursion too
 def resolve_references(value: Any, results: Mapping[str, Any]) -> Any:
     """`value` with every `${...}` in strings, lists and dicts replaced.
 
-    `results["step1"]` is the structured result of step 1. A string that is exactly one reference takes the
+    `results["step1"]` is what step 1 shows (`core.shown_values`). A string that is exactly one reference takes the
     type of what it refers to; a reference inside a longer string is formatted as text.
     Raises PlaceholderError.
     """

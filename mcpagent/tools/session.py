@@ -185,11 +185,11 @@ class PoolSession:
                 if raw.structured_content is None:
                     said = "the tool has an output schema, and the server answered without structured content"
                 raise CallFailed(FailureKind.SCHEMA, said)
-        if structured is not None and (fault := wire_fault(structured)):
+        if (fault := wire_fault(raw.structured_content)) is not None:
             raise CallFailed(FailureKind.SCHEMA, f"the structured result holds {fault}")
         # Here, before the model sees it: its tokens, the cassette and the report then say the same. And
         # before it is cut, which could leave half a secret.
-        whole = server.without_secrets(render(raw.content, structured), tool=call.tool)
+        whole = server.without_secrets(render(raw.content, raw.structured_content), tool=call.tool)
         content, cut = cut_middle(whole, self._result_limit_chars)
         meta = cut_meta({k: v for k, v in (raw.meta or {}).items() if not k.startswith(_RESERVED_META)})
         failure = None

@@ -105,11 +105,12 @@ def _readable_block(block: Any) -> ContentBlock:
         )
 
 
-def render(blocks: Sequence[ContentBlock], structured: JsonObject | None) -> str:
-    """Return the text that the model sees: text as it is, anything else as a typed placeholder."""
-    if not blocks and structured is not None:
-        return json.dumps(structured, ensure_ascii=False)
+def render(blocks: Sequence[ContentBlock], structured: object) -> str:
+    """Return the text that the model sees: text as it is, any other block as a typed placeholder, and if that
+    gives nothing, the structured content as JSON."""
     text = "\n".join(_block_text(block) for block in blocks)
+    if not text.strip() and structured is not None:
+        return json.dumps(structured, ensure_ascii=False)
     return text.encode("utf-8", "replace").decode() if _has_surrogate(text) else text
 
 

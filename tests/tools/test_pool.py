@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from mcpagent.servers.provider import builtin_servers
 from mcpagent.tools.contract import Purpose
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.servers_config import InProcessServer
+from mcpagent.tools.wire import readable_result
+from tests.house import ROOT
 from tests.tools.servers import echo
 from tests.tools.support import call, memory_echo
 
@@ -173,6 +176,39 @@ async def test_a_result_that_breaks_the_output_schema_is_the_servers_fault() -> 
         assert result.failure is FailureKind.SCHEMA
         assert "at result: 5 is not" in result.content
         assert result.failure.is_infrastructure
+
+
+_ROW = re.compile(r"^\| (.+) \| (.+) \| `(.*)` \|$", re.MULTILINE)
+
+
+async def test_the_model_is_shown_of_each_result_what_the_page_says() -> None:
+    page = (ROOT / "docs" / "tools.md").read_text()
+    section = page.partition("## What the model is shown")[2].partition("\n## ")[0]
+    rows = [tuple(cell.strip("`") for cell in row) for row in _ROW.findall(section)]
+    raw = [
+        {
+            key: json.loads(cell)
+            for key, cell in (("content", blocks), ("structuredContent", structured))
+            if cell != "-"
+        }
+        for blocks, structured, _ in rows
+    ]
+
+    class Replies(MCPServer[Any]):
+        async def call_tool(
+            self, name: str, arguments: dict[str, Any], context: Any = None
+        ) -> CallToolResult:
+            return readable_result(raw[arguments["row"]])
+
+    async def reply(row: int):  # type: ignore[no-untyped-def]  # a result type would declare an output schema
+        raise AssertionError
+
+    server = Replies("replies", log_level="ERROR")
+    server.add_tool(reply)
+    async with ToolPool([InProcessServer(name="replies", server=server)]) as pool, pool.session() as session:
+        results = [await call(session, "reply", server="replies", row=row) for row in range(len(rows))]
+    assert [result.content for result in results] == [shown.replace("⏎", "\n") for *_, shown in rows]
+    assert len(rows) >= 8
 
 
 async def test_builtin_calls_carry_a_nonce_and_reach_the_ledger_with_their_purpose(tmp_path: Path) -> None:
