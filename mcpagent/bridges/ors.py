@@ -48,7 +48,7 @@ _SPLIT_KINDS = {"train": "train", "validation": "validation"}  # all others are 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeLimits:
-    """What clients may take. Times are seconds, sizes bytes."""
+    """The limits of what clients may take. Times are seconds, sizes bytes."""
 
     sessions: int = 1100
     idle_s: float = 900.0
@@ -57,7 +57,7 @@ class ServeLimits:
 
 
 class _Body(pydantic.BaseModel, extra="forbid", strict=True):
-    """What a request says. Strict: `true` is not the index 1."""
+    """The body of a request, read strictly: `true` is not the index 1."""
 
 
 _B = TypeVar("_B", bound=_Body)
@@ -77,7 +77,7 @@ class _TaskRange(_SplitName):
 
 
 class _TaskSpec(_TaskIndex, extra="ignore"):
-    """What `_spec` lists of a task, as a client gives it back."""
+    """The entry that `_spec` lists for a task, as a client gives it back."""
 
     task_id: str | None = None
 
@@ -98,7 +98,7 @@ class _Call(_Body):
 
 @dataclass(eq=False)
 class _Session:
-    """What one session id stands for. `calls` are its calls by task id, finished ones too: a client whose
+    """The state behind one session id. `calls` are its calls by task id, finished ones too: a client whose
     connection broke asks for them again."""
 
     used_at: float

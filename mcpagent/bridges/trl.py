@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the tasks of an open dataset are, by id."""
+    """An open dataset, and the places of its tasks by id."""
 
     host: Host
     tasks: TaskFile
@@ -55,7 +55,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Player:
-    """What samples for one trainer."""
+    """The engine that samples for one trainer, and its renderer."""
 
     engine: RolloutEngine
     renderer: Renderer
