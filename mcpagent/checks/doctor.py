@@ -85,7 +85,7 @@ def check_model(name: str, *, tool_format: str, catalog: Sequence[ToolSpec]) -> 
 
 
 def _written(tool_format: str, catalog: Sequence[ToolSpec]) -> CheckResult:
-    """Whether calls with the parameters of all tools would be read as they are written."""
+    """Check that calls with the parameters of all tools would be read as they are written."""
     from mcpagent.env.parsing import unwritable
 
     bad = {tool.dotted: names for tool in catalog if (names := unwritable(tool.input_schema, tool_format))}
