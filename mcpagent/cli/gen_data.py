@@ -35,7 +35,7 @@ from mcpagent.storage.locks import locked_folder
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """Where the tasks come from."""
+    """The options that say where the tasks come from."""
 
     templates: Annotated[
         str,
@@ -59,7 +59,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeOptions:
-    """How many tasks there are, and where they are written."""
+    """The options that say how many tasks there are, and where they are written."""
 
     train: Annotated[int, typer.Option(min=0, help="Tasks for training.")] = 800
     validation: Annotated[int, typer.Option(min=0, help="Tasks for validation.")] = 100
@@ -178,7 +178,7 @@ def gen_data(
 
 
 def _leaves_the_way(source: SourceOptions, size: SizeOptions) -> bool:
-    """Whether no option says how the tasks of servers of one's own are made."""
+    """Return True if no option says how the tasks of servers of one's own are made."""
     return not (source.explore or source.seed_value or size.shard) and source.templates == "core"
 
 
