@@ -62,8 +62,8 @@ _MAX_EXPRESSION_CHARS = 300  # bounds the recursion too
 def resolve_references(value: Any, results: Mapping[str, Any]) -> Any:
     """`value` with every `${...}` in strings, lists and dicts replaced.
 
-    `results["step1"]` is what step 1 shows (`core.shown_values`). A string that is exactly one reference takes the
-    type of what it refers to; a reference inside a longer string is formatted as text.
+    `results["step1"]` is what step 1 shows (`core.shown_values`). A string that is exactly one reference
+    takes the type of what it refers to; a reference inside a longer string is formatted as text.
     Raises PlaceholderError.
     """
     if isinstance(value, str):

@@ -277,7 +277,7 @@ def written_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _names_secret(name: str, value: str) -> bool:
-    """Whether a name and its value say that it is a secret: a bare `key` of a record is none, nor a word."""
+    """Return True if a name and its value make a secret: a bare `key` of a record is none, nor is a word."""
     if not _SECRET_NAME.search(name) or not is_secret(value, name):
         return False
     if re.search(r"pass|pwd", name, re.IGNORECASE):

@@ -236,7 +236,7 @@ class Task(OpenRecord):
 
     @property
     def is_generated(self) -> bool:
-        """Whether `mcpagent gen-data` made the task."""
+        """True if `mcpagent gen-data` made the task."""
         return self.extra_info.get("generator") in ("rules", "explore", "llm")
 
     @property

@@ -31,7 +31,7 @@ class ToolAnnotations(Record):
 
     @property
     def effect(self) -> Literal["reads", "writes", "unmarked"]:
-        """What the server says that the tool does; unmarked if it says nothing of it."""
+        """The effect that the server states for the tool; unmarked if it states none."""
         if self.read_only:
             return "reads"
         says_so = "read_only" in self.model_fields_set or "destructive" in self.model_fields_set
@@ -96,7 +96,7 @@ def search_name(schemas: Iterable[JsonObject]) -> str | None:
 
 
 class FailureKind(StrEnum):
-    """Why a call has no ordinary result; `is_infrastructure` says whose fault."""
+    """The reason why a call has no ordinary result; `is_infrastructure` says whose fault."""
 
     TOOL_ERROR = "tool_error"  # the tool answered is_error: a wrong argument, an unknown symbol
     UNKNOWN_TOOL = "unknown_tool"  # the model named a tool that was not offered
@@ -151,7 +151,7 @@ class ParseFailure(Record):
 
 
 class ToolResult(Record):
-    """What came back for one call. `content` is the text that the model sees."""
+    """The result of one call. `content` is the text that the model sees."""
 
     call_id: str
     server: str
