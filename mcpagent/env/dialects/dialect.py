@@ -24,7 +24,7 @@ _CALL_FORM = '{"name": ..., "arguments": {...}}'
 
 
 class NotACall(Exception):
-    """Why something that begins like a call is not one."""
+    """The reason why something that begins like a call is not one."""
 
 
 class ParsedCalls:
@@ -42,7 +42,7 @@ class ParsedCalls:
 
     @property
     def is_full(self) -> bool:
-        """As many failures as one model step may have: reading on would not end soon enough."""
+        """True at as many failures as one model step may have: reading on would not end soon enough."""
         return len(self.failures) >= _MAX_FAILURES
 
     def add(self, raw: str, name: object, arguments: object) -> None:

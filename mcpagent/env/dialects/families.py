@@ -24,7 +24,7 @@ from mcpagent.env.dialects.tagged import TaggedBlock
 
 @dataclass(frozen=True, kw_only=True)
 class _Notation:
-    """How a family writes values: what its texts begin with, and what reads one there."""
+    """A family's way to write values: the quotes of its texts, and the function that reads one there."""
 
     quotes: tuple[str, ...]
     read_text: Callable[[str, int], tuple[str, int]]
