@@ -35,7 +35,7 @@ def success_in_any_form(task: Task, trajectory: Trajectory) -> float:
 
 
 def _stands(check: AnswerCheck, value: Any, message: str) -> bool:
-    """Whether a message has every part of a value, as it is or as the question asks for it."""
+    """Return True if a message has every part of a value, as it is or as the question asks for it."""
     if is_json_object(value):
         pairs = value.items()
         return all(stands_in(thing, message) and _stands(check, item, message) for thing, item in pairs)

@@ -202,7 +202,7 @@ def _wrong_calls(played: _Played) -> str | None:
 
 
 def _refuses(played: _Played) -> bool:
-    """Whether the answer line says `none`; if the task asks for no such line, whether nothing was called."""
+    """Return True if the answer line says `none`, or, for a task without such a line, nothing was called."""
     if not played.task.truth.answer_line:
         return not played.attempts
     return any(folded(value) == NO_ANSWER for value in answer_values(played.record.final_answer or "") or ())
