@@ -32,7 +32,7 @@ class JudgeCase:
 
 
 class JudgeCheck(Record):
-    """What `eval judge-check` measured, over the episodes on which the judge gave a verdict; the `n` of a
+    """The result of `eval judge-check`, over the episodes on which the judge gave a verdict; the `n` of a
     metric is the number of tasks."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")  # checks of older versions hold more
@@ -52,7 +52,7 @@ class JudgeCheck(Record):
     versions: JsonObject = {}
 
     def is_good_enough(self, min_kappa: float) -> bool:
-        """Whether training would take the judge."""
+        """Return True if training would take the judge."""
         return self.kappa.value is not None and self.kappa.value >= min_kappa
 
 

@@ -53,7 +53,7 @@ _SHOWN_CHARS = 4000  # of one result
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked about one episode. `mark` stands in no text of the episode and of its rubric."""
+    """The question about one episode. `mark` stands in no text of the episode and of its rubric."""
 
     mark: str
     system: str
@@ -66,7 +66,7 @@ class Question:
 
     @property
     def sha256(self) -> str:
-        """Of all that is asked."""
+        """The hash of the messages."""
         return hashlib.sha256(json.dumps(self.messages).encode()).hexdigest()
 
     def read(self, answer: str) -> bool | None:
