@@ -72,12 +72,12 @@ class RecordedCall:
 
     @property
     def was_made(self) -> bool:
-        """It reached a server."""
+        """True if the call reached a server."""
         return self.result.failure not in _NOT_MADE
 
     @property
     def is_invalid(self) -> bool:
-        """It named no offered tool or broke the tool's schema."""
+        """True if the call named no offered tool or broke the tool's schema."""
         return self.result.failure in _INVALID
 
     @property
@@ -115,7 +115,7 @@ class EpisodeRecord:
 
     @property
     def parse_failure_count(self) -> int:
-        """How many calls of all turns did not parse."""
+        """The number of calls, over all turns, that did not parse."""
         return sum(len(turn.parse_failures) for turn in self.turns)
 
     @property
@@ -148,8 +148,8 @@ def checks_with_before(truth: GroundTruth) -> list[tuple[str, StateCheck]]:
 def state_readings(
     truth: GroundTruth, after: Sequence[ToolResult], before: Sequence[ToolResult]
 ) -> list[tuple[str, StateCheck, ToolResult, ToolResult | None]] | None:
-    """Each state check with its server, what was read at its time, and what was read before the episode where
-    it compares with that; None if the state was not read."""
+    """Return each state check with its server, what was read at its time, and what was read before the
+    episode if it compares with that; None if the state was not read."""
     checks, compared = state_checks(truth), checks_with_before(truth)
     if len(checks) != len(after) or len(compared) != len(before):
         return None

@@ -52,9 +52,9 @@ def required_calls(
 
 
 def _was_sought(step: PlanStep, calls: Sequence[RecordedCall]) -> bool:
-    """Whether a call looked for what `step` does not find: it asked the server for one of its values,
+    """Return True if a call looked for what `step` does not find: it asked the server for one of its values,
     whatever came back, or got an ordinary result that is of no other thing, such as the list that has no such
-    item: its arguments are parts of what is sought (a folder), or numbers where a name is sought (a page)."""
+    item: its arguments are parts of what is sought (a folder), or numbers if a name is sought (a page)."""
     sought = {folded(format_value(value)) for value in step.params.values()}
     names = any(isinstance(value, str) for value in step.params.values())
 
@@ -290,8 +290,9 @@ def _earned(
     read_only: Collection[str] | None,
     seen: Sequence[int | None],
 ) -> list[tuple[float, int | None]]:
-    """What each part of the way to the answer earned, in 0..1, and the call (by index) that earned it. The
-    parts are the facts of the evidence and the steps that write; without evidence, the steps of the plan."""
+    """Return what each part of the way to the answer earned, in 0..1, and the call (by index) that earned it.
+    The parts are the facts of the evidence and the steps that write; without evidence, the steps of the
+    plan."""
     steps = range(len(truth.tool_sequence))
     if truth.evidence:
         steps = writing_steps(truth, read_only)

@@ -71,7 +71,7 @@ class RewardBounds:
 
     @property
     def separates(self) -> bool:
-        """Whether every success is above every failure."""
+        """True if every success is above every failure."""
         return self.lowest_success - self.highest_failure > _ROUNDING
 
 
@@ -119,7 +119,7 @@ class ConfiguredReward:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the one that the documentation states."""
+        """True if the reward is the one that the documentation states."""
         return not self.functions and self.effective_weights == WEIGHTS
 
     def as_json(self) -> JsonObject:

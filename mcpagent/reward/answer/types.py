@@ -101,7 +101,7 @@ def _pairs(check: AnswerCheck, value: Any, given: str) -> bool | None:
 
 
 def _several(check: AnswerCheck, values: Sequence[Any], given: str, *, in_order: bool) -> bool | None:
-    """Whether the items of a line are the values, each as often as it is there."""
+    """Return True if a line's items are the values, each as often as it is there; None if it has no items."""
     items = _items(given)
     if items is None:
         return None

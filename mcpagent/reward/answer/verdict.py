@@ -18,7 +18,7 @@ _FOUND = ("regex", "must_include")  # types of others, which say what a line has
 
 
 class Verdict(StrEnum):
-    """What the reader says of a last message."""
+    """The reader's verdict on a last message."""
 
     RIGHT = "right"
     WRONG = "wrong"  # another value, in the form that was asked for
@@ -27,7 +27,7 @@ class Verdict(StrEnum):
 
     @property
     def is_in_form(self) -> bool:
-        """Whether the answer had the form that the question states."""
+        """True if the answer had the form that the question states."""
         return self in (Verdict.RIGHT, Verdict.WRONG)
 
 
