@@ -39,7 +39,7 @@ _PARQUET = ".parquet"
 
 @dataclass(frozen=True, kw_only=True)
 class RowSource:
-    """Where rows come from: the tasks that are played or were, and the episodes, None if they are still to be
+    """The source of rows: the tasks that are played or were, and the episodes, None if they are still to be
     played."""
 
     tasks: Path
@@ -73,7 +73,7 @@ def row_source(source: Path, data: Path | None) -> RowSource:
 
 @dataclass
 class ExportedRows:
-    """What was written, and of the episodes that give no row how many there are, by why."""
+    """The rows that were written, and the number of episodes that give none, by the reason."""
 
     path: Path
     rows: int = 0
