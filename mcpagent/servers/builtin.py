@@ -58,7 +58,7 @@ class Answer(BaseModel):
 class BuiltinTool:
     """`method` is one of the class that answers from the data set; its name, docstring and annotations are
     the tool's contract. Another upstream has a method of that name, which takes the same arguments.
-    `description` is for one whose docstring depends on what answers. A tool that `replaces` what it wrote
+    `description` is for one whose docstring is not what a model reads. A tool that `replaces` what it wrote
     before does no more when it is called again; any other that writes only adds, and adds again."""
 
     method: Callable[..., Any]

@@ -107,7 +107,7 @@ class EmbeddedPolygon:
         return TickerDetails(ticker=company.ticker, name=company.name, market_cap=company.market_cap)
 
     async def polygon_get_market_status(self) -> MarketStatus:
-        """Whether the market is open now."""
+        """Return whether the market is open now."""
         return MarketStatus(market="open", server_time=SERVER_TIME)
 
     async def polygon_get_previous_close(self, ticker: TickerArg) -> PreviousClose:
@@ -141,7 +141,7 @@ POLYGON = ServerDefinition(
         BuiltinTool(EmbeddedPolygon.polygon_get_aggs),
         BuiltinTool(EmbeddedPolygon.polygon_get_news),
         BuiltinTool(EmbeddedPolygon.polygon_get_ticker_details),
-        BuiltinTool(EmbeddedPolygon.polygon_get_market_status),
+        BuiltinTool(EmbeddedPolygon.polygon_get_market_status, description="Whether the market is open now."),
         BuiltinTool(EmbeddedPolygon.polygon_get_previous_close),
         BuiltinTool(EmbeddedPolygon.polygon_get_last_trade, in_limited_set=False),
         BuiltinTool(EmbeddedPolygon.polygon_search_tickers, in_limited_set=False),

@@ -72,7 +72,7 @@ class PriceAnalysis(Answer):
 
 
 def analyse(prices: Sequence[float], *, periods_per_year: int) -> PriceAnalysis:
-    """Of at least three positive prices, oldest first; simple returns, sample standard deviation (n - 1)."""
+    """Analyse at least 3 positive prices, oldest first: simple returns, sample standard deviation (n - 1)."""
     returns = [after / before - 1 for before, after in pairwise(prices)]
     peaks = accumulate(prices, max)
     return PriceAnalysis(

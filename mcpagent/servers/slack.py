@@ -149,7 +149,7 @@ class EmbeddedSlack:
         return added
 
     async def slack_auth_test(self) -> Identity:
-        """Who this server acts as."""
+        """Return the user as whom this server acts."""
         me = self._data.users[0]
         return Identity(user_id=me.id, user=me.name, team=_TEAM)
 
@@ -187,7 +187,9 @@ SLACK = ServerDefinition(
         BuiltinTool(EmbeddedSlack.list_slack_users, in_limited_set=False),
         BuiltinTool(EmbeddedSlack.get_slack_thread_replies, in_limited_set=False),
         BuiltinTool(EmbeddedSlack.add_slack_reaction, read_only=False, in_limited_set=False),
-        BuiltinTool(EmbeddedSlack.slack_auth_test, in_limited_set=False),
+        BuiltinTool(
+            EmbeddedSlack.slack_auth_test, description="Who this server acts as.", in_limited_set=False
+        ),
         BuiltinTool(EmbeddedSlack.get_slack_workspace_changes, in_limited_set=False),
     ),
 )
