@@ -139,8 +139,8 @@ class ToolList:
 
 @dataclass(frozen=True)
 class CatalogChange:
-    """How a tool list differs from the one that the run began with: the names of tools that are gone, that
-    take other arguments, and that are new."""
+    """The difference between a tool list and the one that the run began with: the names of tools that are
+    gone, that take other arguments, and that are new."""
 
     gone: frozenset[str] = frozenset()
     altered: frozenset[str] = frozenset()
@@ -158,7 +158,7 @@ class CatalogChange:
 
     @property
     def text(self) -> str:
-        """What a person is told of it: a few names of each kind. Empty if only descriptions differ."""
+        """Return the change for a person: a few names of each kind. Empty if only descriptions differ."""
         kinds = {"gone": self.gone, "with other arguments": self.altered, "new": self.new}
         return "; ".join(f"{kind}: {_few(sorted(names))}" for kind, names in kinds.items() if names)
 
@@ -234,7 +234,7 @@ async def read_tool_list(client: Client) -> ToolList:
 
 @dataclass
 class _Pages:
-    """What came of a tool list so far."""
+    """The pages of a tool list that have come so far."""
 
     tools: dict[str, Tool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

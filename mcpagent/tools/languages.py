@@ -38,7 +38,7 @@ def takes_language(spec: ToolSpec) -> bool:
 
 @dataclass(frozen=True)
 class SqlGuard:
-    """What holds back every call of a tool whose SQL can do more than read.
+    """A guard that holds back every call of a tool whose SQL can do more than read.
 
     A parameter is SQL if its name or schema says so. If none does, but the tool speaks of SQL, each text may
     be it; only names pass then too.
@@ -62,7 +62,7 @@ class SqlGuard:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the tool takes SQL, or may."""
+        """True if the tool takes SQL, or may."""
         return bool(self._declared) or self._is_doubtful
 
     @cached_property
@@ -84,13 +84,13 @@ def _speaks_of_sql(texts: Iterable[str]) -> bool:
 
 
 def _is_language(word: str) -> bool:
-    """Whether a word is the name of a language, or SQL itself; MySQL and PostgreSQL are not."""
+    """Return True if a word is the name of a query language, or SQL itself; MySQL and PostgreSQL are not."""
     low = word.lower()
     return word == "SELECT" or low in {"sql", *_LANGUAGES} or (low.endswith("ql") and not low.endswith("sql"))
 
 
 def _is_free(schema: JsonObject) -> bool:
-    """Whether a text of one's own fits."""
+    """Return True if any text fits the schema."""
     return not {"enum", "const"} & schema.keys() and schema.get("type") not in (
         "integer",
         "number",

@@ -51,7 +51,7 @@ class SchemaCheck:
 
     @cached_property
     def _validator(self) -> Validator | None:
-        """None if values cannot be checked against the schema."""
+        """The validator of the schema; None if values cannot be checked against it."""
         if schema_problem(self._schema) is not None:
             return None
         return _bounded(_dialect(self._schema))(_without_dialects(self._schema), registry=REGISTRY)

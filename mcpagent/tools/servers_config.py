@@ -99,7 +99,7 @@ class StdioServer:
 
 @dataclass(frozen=True, kw_only=True)
 class OAuthClient:
-    """What a server's entry says of its OAuth login; a client without an id registers itself."""
+    """The OAuth client that a server's entry names; one without an id registers itself."""
 
     client_id: str | None = None
     client_secret: str | None = field(default=None, repr=False)
@@ -156,7 +156,7 @@ ServerConfig = StdioServer | HttpServer | InProcessServer
 
 @dataclass(frozen=True)
 class ServersFile:
-    """What an `mcp.json` asks for; `notes` say what was skipped and why."""
+    """The servers of an `mcp.json`; `notes` say what was skipped and why."""
 
     servers: tuple[StdioServer | HttpServer, ...]
     notes: tuple[str, ...] = ()

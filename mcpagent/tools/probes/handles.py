@@ -25,7 +25,7 @@ _WORD = re.compile(r"[\w.:~-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class HandleState:
-    """What was seen of the handles that `giver` gives, and that `reads` and `writes` take. `shows` if what is
+    """The behaviour of the handles that `giver` gives, and that `reads` and `writes` take. `shows` if what is
     written by one is read by it, `is_apart` if not by another one; `neighbour` and `stranger` if other
     sessions read it by it too, one of the same instance and one of another."""
 

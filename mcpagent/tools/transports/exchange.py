@@ -98,7 +98,7 @@ async def read_body(response: httpx2.Response, max_bytes: int) -> bytes:
 
 
 def host_of(url: httpx2.URL) -> str:
-    """As much of a URL as may be shown."""
+    """Return as much of a URL as may be shown: no user, no password, no path."""
     return f"{url.scheme}://{url.netloc.decode('ascii').rpartition('@')[2]}"
 
 

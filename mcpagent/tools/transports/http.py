@@ -269,7 +269,7 @@ class _Requests(ObjectSendStream[SessionMessage]):
         return reply
 
     async def _error_reply(self, message: JSONRPCRequest, response: httpx2.Response) -> Reply:
-        """What an HTTP error says: the JSON-RPC error in its body, else what its status means for a call."""
+        """Return the JSON-RPC error in the body of an HTTP error, else what its status means for a call."""
         status = response.status_code
         if status in (401, 403):
             raise http_status_error(status, self._host)

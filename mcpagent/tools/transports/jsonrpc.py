@@ -258,7 +258,7 @@ class Flood(Exception):
 
 
 class UnaskedTraffic:
-    """What one connection sends besides the answers to its requests. `clock` gives seconds."""
+    """The traffic that one connection sends besides the answers to its requests. `clock` gives seconds."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

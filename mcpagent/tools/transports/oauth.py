@@ -50,7 +50,7 @@ _FORM = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "applica
 
 
 class Login(BaseModel):
-    """What a login at a server left: everything that it takes to use and to renew the token."""
+    """The outcome of a login at a server: everything that it takes to use and to renew the token."""
 
     server: str  # its URL, without user, query and fragment
     token: OAuthToken
@@ -226,7 +226,7 @@ class Authorization(httpx2.Auth):
 
 @dataclass
 class KeptInMemory:
-    """What the SDK's provider stores, in memory: `store_login` keeps the whole of it at the end."""
+    """The storage of the SDK's provider, in memory: `store_login` keeps the whole of it at the end."""
 
     client: OAuthClientInformationFull | None = None
     tokens: OAuthToken | None = None

@@ -309,7 +309,7 @@ def _if_tools_changed(then: Callable[[], None]) -> MessageHandlerFnT:
 
 
 def _may_be_older(refusal: BaseException) -> bool:
-    """Whether the specification has a client try HTTP+SSE: the first POST is answered 400, 404 or 405."""
+    """Return True if a client is to try HTTP+SSE: the first POST is answered 400, 404 or 405."""
     match innermost(refusal):
         case MCPError(data={"http_status": status}):
             return status in (400, 404, 405)

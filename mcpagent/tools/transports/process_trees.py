@@ -96,7 +96,7 @@ def look(trees: list[ProcessTree]) -> None:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """As it was when the process's program was started; empty if it may not be read."""
+    """Return a process's environment as its program was started; empty if it may not be read."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
