@@ -399,7 +399,7 @@ def values_by_slot(given: Mapping[str, Sequence[str]], specs: Sequence[ToolSpec]
 
 
 def _names_of(slot: Slot, spec: ToolSpec) -> list[str]:
-    """What a person may call a slot: `SERVER.TOOL.PARAM`, or less of it."""
+    """Return the names by which a person may call a slot: `SERVER.TOOL.PARAM`, or less of it."""
     heads = (f"{spec.dotted}.", f"{spec.name}.", f"{spec.server}.", "")
     return [head + name for name in dict.fromkeys((slot.name, str(slot.path[0]))) for head in heads]
 

@@ -24,7 +24,7 @@ _RESULT_CHARS = 4000  # of a result that the model is shown
 
 
 class NamedAnswer(Record):
-    """What a model says the answer is: the reason first, so that it is not made up afterwards. `value` is
+    """The answer that a model names: the reason first, so that it is not made up afterwards. `value` is
     JSON."""
 
     reason: str

@@ -34,8 +34,8 @@ _SHARES = SplitShares(heldout=0.2, validation=0.1)
 
 @dataclass
 class ChatConversion:
-    """What became of each row: the `tasks` in the order of the file, and of each other row its line, a code
-    and why."""
+    """The outcome of each row: the `tasks` in the order of the file, and for each other row its line, a code
+    and the reason."""
 
     rows: int = 0
     tasks: DiskList[Task] = field(default_factory=DiskList[Task])

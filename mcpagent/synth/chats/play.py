@@ -131,7 +131,7 @@ def _letters(name: str) -> str:
 
 
 def _is_told(call: LoggedCall, spec: ToolSpec, kept: Sequence[tuple[LoggedCall, ToolSpec]]) -> bool:
-    """Whether a tool that only reads was asked the same in the user turn, and nothing written since."""
+    """Return True if a tool that only reads was asked the same in the turn, and nothing was written since."""
     for earlier, other in reversed(kept):
         if not other.annotations.read_only or earlier.user_turn != call.user_turn:
             return False
@@ -141,7 +141,7 @@ def _is_told(call: LoggedCall, spec: ToolSpec, kept: Sequence[tuple[LoggedCall, 
 
 
 def _failed_then(call: LoggedCall, result: ToolResult) -> bool:
-    """Whether the log has the error of today: one text in the other, as hosts put words around it."""
+    """Return True if the log has the error of today: one text in the other, as hosts put words around it."""
     then, now = " ".join((call.result or "").split()), " ".join(result.content.split())
     return bool(then and now) and (then in now or now in then)
 

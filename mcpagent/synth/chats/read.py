@@ -124,7 +124,7 @@ def _decoded(raw: bytes) -> Any:
 
 
 def _is_message(value: Any) -> bool:
-    """Whether a value is a message, and not a row that has some."""
+    """Return True if a value is a message, and not a row that has some."""
     return is_json_object(value) and bool({"role", "from"} & value.keys()) and not value.keys() & {*_MESSAGES}
 
 

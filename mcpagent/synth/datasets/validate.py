@@ -62,7 +62,7 @@ class ValidationReport:
 
     @property
     def valid(self) -> int:
-        """How many records are sound."""
+        """The number of sound records."""
         return self.records - self.rejects.total()
 
     def as_json(self) -> JsonObject:
@@ -118,7 +118,7 @@ def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -
 def proven_tasks(
     path: Path, cache: CallCache, report: ValidationReport, io: IOThread
 ) -> Iterator[tuple[str, Task]]:
-    """As `sound_tasks`, and each has been executed, replayed, and shown to be necessary and minimal."""
+    """Yield the sound tasks that were executed, replayed, and shown to be necessary and minimal."""
     report.is_executed = True
 
     async def examined(batch: Sequence[tuple[str, Task]]) -> list[JsonObject | Rejection]:

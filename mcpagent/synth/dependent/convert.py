@@ -183,7 +183,7 @@ def _named_tools(read: Iterable[ReadTask]) -> dict[str, ToolSpec]:
 
 
 def _faults(task: Task, pointer: str, shelf: ToolShelf | None, ids: dict[str, str]) -> Iterator[SpecFault]:
-    """What is wrong with a task as it is written, and an id that an earlier one has."""
+    """Yield what is wrong with a task as it is written, and an id that an earlier one has."""
     first = ids.setdefault(task.id, pointer)
     if first != pointer:
         yield SpecFault(

@@ -86,7 +86,7 @@ class SpecTask(OpenRecord):
 
 
 class Scenario(OpenRecord):
-    """What the tasks of a scenario share; `tasks` are read one by one."""
+    """A scenario: the limits that its tasks share; `tasks` are read one by one."""
 
     scenario: Annotated[str, Field(min_length=1)]
     turns: Annotated[int, Field(ge=1, le=20, strict=True)]

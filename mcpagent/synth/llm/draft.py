@@ -67,7 +67,7 @@ class DraftFault:
 
     @property
     def is_repairable(self) -> bool:
-        """Whether the model may try again, told of the fault."""
+        """True if the model is told of the fault and may try again."""
         return self.code not in _FINAL
 
 
@@ -132,7 +132,7 @@ class Draft(Record):
 
 
 class Vote(Record):
-    """Whether what was computed is the answer; the reason comes first, so that it is not made up
+    """A verdict on whether what was computed is the answer; the reason comes first, so that it is not made up
     afterwards."""
 
     reason: str

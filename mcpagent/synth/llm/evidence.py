@@ -118,7 +118,7 @@ def _given(step: PlanStep, run: GoldRun) -> list[Any]:
 
 
 def _is_asked(value: Any, asked: str) -> bool:
-    """Whether the question names it: a text in some form of the word, a number as it is."""
+    """Return True if the question names the value: a text in some form of the word, a number as it is."""
     if isinstance(value, str):
         return _is_short(value) and folded(value) in folded(asked)
     return not isinstance(value, bool) and stands_in(value, asked)

@@ -256,7 +256,7 @@ async def _all(workshop: Workshop, on_progress: Callable[[SampleOutcome], None])
 
 
 def _without_duplicates(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome]:
-    """Of the samples that make the same calls, the first alone."""
+    """Keep only the first of the samples that make the same calls."""
     first: dict[str, int] = {}
     result: list[SampleOutcome] = []
     for outcome in outcomes:
@@ -309,7 +309,7 @@ def requests_lost(document: Mapping[str, Any]) -> str | None:
 
 
 def _remedy_of(reasons: Mapping[str, int], *, caps: str = "", has_tasks: bool = False) -> str:
-    """What to change before the same command is run again, by what the service did."""
+    """Return what to change before the same command is run again, by what the service did."""
     changes: list[str] = []
     if FailureReason.RATE_LIMITED in reasons:
         changes.append("ask more slowly with --set api.calls_per_minute=N")

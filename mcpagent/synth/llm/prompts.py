@@ -187,7 +187,7 @@ def _words(name: str) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What the tasks are to be. `may_write` lets plans call tools that are not read-only."""
+    """The settings of the tasks to write. `may_write` lets plans call tools that are not read-only."""
 
     max_tools: int
     max_turns: int
@@ -216,8 +216,8 @@ class Commission:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBuilder:
-    """What the model is told; each commission depends on the seed, its number and the `questions` that exist
-    alone."""
+    """The writer of what the model is told; each commission depends on the seed, its number and the
+    `questions` that exist alone."""
 
     prompts: Prompts
     usable: Sequence[ToolSpec]
@@ -226,7 +226,7 @@ class PromptBuilder:
     questions: Sequence[str] = ()
 
     def __call__(self, number: int) -> Commission:
-        """What sample `number` asks for: the same for the same seed."""
+        """Return the commission of sample `number`: the same for the same seed."""
         settings, texts = self.settings, self.prompts.texts
         rng = Random(derive_seed(settings.seed, "commission", number))
         idea = settings.curriculum[number % len(settings.curriculum)] if settings.curriculum else None

@@ -183,10 +183,10 @@ def _sorted(counter: Counter[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class AskSettings:
-    """How the model is asked: `samples` tasks, up to `repairs` further attempts at one; what that may cost;
-    where every answer is kept, and whether what the service failed to answer is asked again. With a `batch`
-    no service is asked: questions are written to that file, and `answers` is what came back for an earlier
-    one."""
+    """The settings of the requests to the model: `samples` tasks, up to `repairs` further attempts at one;
+    what that may cost; where every answer is kept, and whether what the service failed to answer is asked
+    again. With a `batch` no service is asked: questions are written to that file, and `answers` is what came
+    back for an earlier one."""
 
     endpoint: EndpointSettings
     prompts: Prompts
@@ -202,7 +202,7 @@ class AskSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Workshop:
-    """What every sample is made with. `provenance` goes into the extra_info of each task."""
+    """The parts with which every sample is made. `provenance` goes into the extra_info of each task."""
 
     client: ChatClient
     journal: Journal

@@ -99,8 +99,8 @@ async def prove(
 
 
 async def _repeats(task: Task, run: GoldRun, cache: CallCache, sources: Collection[int] | None) -> None:
-    """What the plan, the answer and the evidence take from results is there a second time. What they do not
-    take may differ: the number of a request, the time, the receipt of a change."""
+    """Check that what the plan, the answer and the evidence take from results is there a second time. The
+    rest may differ: the number of a request, the time, the receipt of a change."""
     again = await replay(cache, task, generation=1)
     truth = task.truth
     reads = {s.step for s in truth.tool_sequence if cache.is_read_only(s.server, s.tool)}
@@ -124,7 +124,7 @@ async def _repeats(task: Task, run: GoldRun, cache: CallCache, sources: Collecti
 
 
 async def _is_unknown(task: Task, run: GoldRun, cache: CallCache) -> None:
-    """What a step that finds nothing got is what the tool says of any name that nothing has."""
+    """Check that a step that finds nothing got what the tool says of any name that nothing has."""
     for step, call, result in run.calls:
         is_silent = result.is_error or says_no(result) or not _has_values(result_value(result))
         if not step.finds_nothing or is_silent:
@@ -156,7 +156,7 @@ def _renamed(arguments: JsonObject, name: str, other: str) -> JsonObject:
 
 
 def _has_values(value: Any) -> bool:
-    """Whether a result tells anything: a number or a text."""
+    """Return True if a result holds a number or a text."""
     return any(item not in (None, "") and not isinstance(item, bool) for item in scalars(value))
 
 
@@ -205,8 +205,8 @@ def _terms(
     *,
     extra: tuple[RecordedTurn, ...] = (),
 ) -> dict[str, float | None]:
-    """What an episode is worth that makes the calls of `run`, after the turns of `extra`, and says
-    `answer`."""
+    """Return the reward terms of an episode that makes the calls of `run`, after the turns of `extra`, and
+    says `answer`."""
     plan = task.truth.tool_sequence
     read_only = frozenset(f"{s.server}.{s.tool}" for s in plan if cache.is_read_only(s.server, s.tool))
     return score(task, gold_record(task, run, answer=answer, read_only=read_only, extra=extra))
@@ -287,7 +287,7 @@ async def _run_without(
 
 
 def _is_known(task: Task, run: GoldRun, without: Collection[int], sources: Collection[int] | None) -> bool:
-    """Whether an episode without these steps can know the final answer."""
+    """Return True if an episode without these steps can know the final answer."""
     check = task.truth.final_answer
     if check is None:
         return True

@@ -51,7 +51,7 @@ _SPARE_TURNS = 3  # room for an exploratory call, a mistake and its repair
 
 @dataclass(frozen=True, kw_only=True)
 class ToolSelection:
-    """Which tools a task offers, distractors included: the gold tools alone would give the answer away.
+    """The tools that a task offers, distractors included: the gold tools alone would give the answer away.
 
     `distractors` None offers the whole catalog, which keeps the system message the same for every task.
     """

@@ -10,7 +10,7 @@ from mcpagent.core.records import JsonObject
 
 
 class RejectCode(StrEnum):
-    """Why a candidate did not become a task, or a record is not fit to train on."""
+    """The reason why a candidate did not become a task, or a record is not fit to train on."""
 
     # As it is written
     JSON = "json"  # the line is not a JSON object

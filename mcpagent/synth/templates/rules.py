@@ -225,7 +225,7 @@ class Keyed(Protocol):
 
     @property
     def key(self) -> str:
-        """Of what it asks for."""
+        """The key of what the candidate asks for."""
         ...
 
 

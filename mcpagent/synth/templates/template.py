@@ -140,7 +140,7 @@ class Template(Record):
 
     @cached_property
     def needed(self) -> Counter[str]:
-        """How many entities of each pool one task needs: two slots of one pool never get the same."""
+        """The entities that one task needs of each pool: two slots of one pool never get the same."""
         return Counter(self.slots.values())
 
     @cached_property
@@ -150,7 +150,7 @@ class Template(Record):
 
     @cached_property
     def stated(self) -> JsonObject:
-        """What the file says, without defaults."""
+        """The fields that the file states, without defaults."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     @model_validator(mode="after")
@@ -213,7 +213,7 @@ class TemplateSet:
 
     @property
     def needed(self) -> Counter[str]:
-        """How many entities of each pool a split needs for a task of every template."""
+        """The number of entities of each pool that a split needs for a task of every template."""
         return reduce(or_, (template.needed for template in self.templates), Counter[str]())
 
     def _needs(self, template: Template) -> set[str]:
