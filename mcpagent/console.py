@@ -118,15 +118,15 @@ class Console:
 
     def say(self, text: str, *, indent: int | None = None) -> None:
         """Print a line of the result. `indent` is where it goes on if it is too long for the terminal."""
-        self._out.print(_wrapped(shown(text), self._out, indent), markup=False, soft_wrap=True)
+        self._out.print(_wrapped(safe_text(text), self._out, indent), markup=False, soft_wrap=True)
 
     def show(self, text: str, *, is_error: bool = False) -> None:
         """Print text from elsewhere, such as the result of a tool; an error goes to stderr."""
-        (self._err if is_error else self._out).print(shown(text), markup=False, soft_wrap=True)
+        (self._err if is_error else self._out).print(safe_text(text), markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Print a line about the work to stderr; it is never part of the result."""
-        self._err.print(_wrapped(shown(text), self._err), markup=False, soft_wrap=True, style="dim")
+        self._err.print(_wrapped(safe_text(text), self._err), markup=False, soft_wrap=True, style="dim")
 
     def last_note(self, text: str) -> None:
         """Print the line that an interrupted command ends with, over the `^C` of the terminal."""
@@ -143,7 +143,7 @@ class Console:
 
     def complain(self, text: str) -> None:
         """Print an error without a JSON document."""
-        text = _wrapped(f"error: {shown(text)}", self._err).removeprefix("error:")
+        text = _wrapped(f"error: {safe_text(text)}", self._err).removeprefix("error:")
         self._err.print(f"[bold red]error:[/]{escape(text)}", soft_wrap=True)
 
     @contextmanager
@@ -164,10 +164,10 @@ class Console:
         )
         with rich.progress.Progress(*columns, console=self._err) as bar:
             left = "left" if total is not None else ""
-            task = bar.add_task(escape(shown(title)), total=total, note="", left=left)
+            task = bar.add_task(escape(safe_text(title)), total=total, note="", left=left)
 
             def advance(amount: int = 1, *, note: str = "") -> None:
-                bar.update(task, advance=amount, note=shown(note))
+                bar.update(task, advance=amount, note=safe_text(note))
 
             try:
                 yield advance
@@ -201,11 +201,13 @@ class Console:
 
 
 def _drawn(table: Table) -> rich.table.Table:
-    drawn = rich.table.Table(title=escape(shown(table.title)), title_justify="left")
+    drawn = rich.table.Table(title=escape(safe_text(table.title)), title_justify="left")
     for index, column in enumerate(table.columns):
-        drawn.add_column(escape(shown(column)), justify="left" if table.is_text or index == 0 else "right")
+        drawn.add_column(
+            escape(safe_text(column)), justify="left" if table.is_text or index == 0 else "right"
+        )
     for row in table.rows:
-        drawn.add_row(*(escape(shown(str(cell))) for cell in row))
+        drawn.add_row(*(escape(safe_text(str(cell))) for cell in row))
     return drawn
 
 
@@ -314,7 +316,7 @@ def _writing_result() -> Iterator[None]:
         ) from None
 
 
-def shown(text: str) -> str:
+def safe_text(text: str) -> str:
     """Return `text` as it may stand on a terminal or in a log."""
     return printable(SECRETS.text(text))
 
@@ -327,10 +329,10 @@ def guard_process() -> None:
     def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         message = record.getMessage()
-        if (clean := shown(message)) != message:
+        if (clean := safe_text(message)) != message:
             record.msg, record.args = clean, ()
         if record.exc_info and record.exc_info[0] is not None:
-            record.exc_text = shown("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
+            record.exc_text = safe_text("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
         return record
 
     logging.setLogRecordFactory(record_of)
@@ -359,7 +361,7 @@ class _HubRetries(logging.Filter):
 
 
 def _print_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.write(safe_text("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _wrapped(text: str, console: rich.console.Console, hanging: int | None = None) -> str:

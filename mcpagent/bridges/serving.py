@@ -21,7 +21,7 @@ from mcpagent.bridges.host import Host
 from mcpagent.bridges.ors import EpisodeServer, ServeLimits
 from mcpagent.config.environment import environment
 from mcpagent.console import counted
-from mcpagent.core.records import shown_value
+from mcpagent.core.records import short_repr
 from mcpagent.errors import UserError
 from mcpagent.interrupts import Interrupted
 from mcpagent.storage.locks import locked_file
@@ -125,7 +125,7 @@ class _HeaderGuard:
             refusal = await self._guard.validate_request(request, is_post=has_body)
             if refusal is not None:
                 header, rule = _REFUSALS[refusal.status_code]
-                detail = f"{rule}, not {shown_value(headers.get(header))} ({header})"
+                detail = f"{rule}, not {short_repr(headers.get(header))} ({header})"
                 await JSONResponse({"detail": detail}, status_code=refusal.status_code)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -258,7 +258,7 @@ def _converted_chats(
         opened: Tools = stack.enter_context(open_tools(config.tools, on_note=console.note))
         writer, later = None, None
         if asking is not None:
-            from mcpagent.run.api_models import open_asked, open_batch
+            from mcpagent.run.api_models import open_api_model, open_batch
 
             run = {"model": asking.model, "prompts": dict(prompts()), "source": str(source)}
             if asking.batch is not None:
@@ -275,7 +275,7 @@ def _converted_chats(
                 writer = AnswerWriter(later)
             else:
                 asked = stack.enter_context(
-                    open_asked(
+                    open_api_model(
                         asking.model,
                         config,
                         name=f"chats-{source.name}",

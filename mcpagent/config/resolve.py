@@ -10,7 +10,7 @@ from typing import Any
 from mcpagent.config.schema import ServerSection, TrainConfig, TrainingConfig
 from mcpagent.config.sections import Section
 from mcpagent.config.source import Entry, Key
-from mcpagent.core.records import shown_value
+from mcpagent.core.records import short_repr
 from mcpagent.errors import UserError
 
 
@@ -178,7 +178,7 @@ class UnknownKeyError(UserError):
 
 def refusal(entry: Entry, why: str) -> UserError:
     """Return the one form of "this value is wrong"."""
-    return UserError(f"{entry.dotted} is {shown_value(entry.value)}, but {why}", where=entry.where)
+    return UserError(f"{entry.dotted} is {short_repr(entry.value)}, but {why}", where=entry.where)
 
 
 def no_effect(entry: Entry, why: str) -> str:
@@ -213,8 +213,8 @@ def _take(layer: Layer, entry: Entry, spelled: Key) -> None:
 
 def _conflict(first: Entry, second: Entry) -> UserError:
     return UserError(
-        f"{second.dotted} is {shown_value(second.value)}, but {first.dotted} ({first.where}) is "
-        f"{shown_value(first.value)}, and both set the same thing; keep one of them",
+        f"{second.dotted} is {short_repr(second.value)}, but {first.dotted} ({first.where}) is "
+        f"{short_repr(first.value)}, and both set the same thing; keep one of them",
         where=second.where,
     )
 

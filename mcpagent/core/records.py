@@ -44,10 +44,10 @@ def describe(error: pydantic_core.ErrorDetails, *, root: str = "record") -> str:
     why = reason(error)
     if error["type"] == "value_error" or isinstance(error["input"], Mapping):
         return why if why.startswith(key) else f"{key}: {why}"
-    return f"{key} is {shown_value(error['input'])}, but {why}"
+    return f"{key} is {short_repr(error['input'])}, but {why}"
 
 
-def shown_value(value: Any, *, limit_chars: int = 80) -> str:
+def short_repr(value: Any, *, limit_chars: int = 80) -> str:
     """`value` for a message, cut in the middle if it is long."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     if len(text) <= limit_chars:

@@ -24,7 +24,7 @@ from mcpagent.synth.explore.subjects import values_of, widest
 from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
 from mcpagent.synth.explore.walks import Walk
 from mcpagent.synth.generate import server_places, values_by_slot
-from mcpagent.synth.tasks.inspect import said, stands_in
+from mcpagent.synth.tasks.inspect import stands_in, user_text
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.rules import GeneratedData, Progress
 from mcpagent.tools.contract import ToolProvider
@@ -264,7 +264,7 @@ def _entities(task: Task, constants: set[str]) -> set[str]:
 
 def _names(task: Task, entities: set[str], constants: set[str]) -> bool:
     """Return True if the task is about one of the entities, or its user says one."""
-    text = said(task)
+    text = user_text(task)
     return bool(_entities(task, constants) & entities) or any(stands_in(each, text) for each in entities)
 
 
@@ -311,7 +311,7 @@ def examples(tasks: Sequence[Task]) -> list[str]:
     first = {task_class(task): task for task in reversed(tasks)}
     picked = [first.pop(kind) for kind, _ in kinds.most_common(_EXAMPLES)]
     others = (task for task in tasks if task not in picked)
-    return [f"such as: {said(task)}" for task in [*picked, *islice(others, _EXAMPLES - len(picked))]]
+    return [f"such as: {user_text(task)}" for task in [*picked, *islice(others, _EXAMPLES - len(picked))]]
 
 
 def warnings(tasks: Mapping[str, Sequence[Task]]) -> list[str]:

@@ -89,10 +89,10 @@ def turn_segments(
         written = _written(turn.completion.text, renderer, tools)
         yield written, True
         if turn is not trajectory.turns[-1]:
-            yield renderer.suffix_ids(shown_after(turn), ended_by=written[-1]), False
+            yield renderer.suffix_ids(observations_after(turn), ended_by=written[-1]), False
 
 
-def shown_after(turn: Turn) -> list[JsonObject]:
+def observations_after(turn: Turn) -> list[JsonObject]:
     """Return the messages that a model sees after its turn."""
     return observations(turn.tool_results, turn.parse_failures, turn.user_message, calls=turn.tool_calls)
 

@@ -24,7 +24,7 @@ def budget_of(model: str, api: ApiConfig) -> ApiBudget:
 
 
 @dataclass(frozen=True)
-class AskedModel:
+class ApiModel:
     """A model whose questions and answers are kept: `client` asks nothing twice, `budget` is what was used,
     by earlier runs of the journal too."""
 
@@ -34,7 +34,7 @@ class AskedModel:
 
 
 @contextmanager
-def open_asked(
+def open_api_model(
     model: str,
     config: TrainConfig,
     *,
@@ -43,7 +43,7 @@ def open_asked(
     base_url: str | None,
     io: IOThread,
     on_note: Callable[[str], None],
-) -> Iterator[AskedModel]:
+) -> Iterator[ApiModel]:
     """Open a model with a journal, in which `name` and `run` tell it from others. Raises UserError."""
     api, budget = config.api.model_copy(update={"base_url": base_url}), budget_of(model, config.api)
     folder = Path(config.output_dir) / "api"
@@ -52,7 +52,7 @@ def open_asked(
         open_client(model, api, budget=budget, run=io.run, on_note=on_note, journal=journal) as client,
     ):
         journal.charge(budget)
-        yield AskedModel(client, budget, path)
+        yield ApiModel(client, budget, path)
 
 
 @contextmanager
@@ -65,8 +65,8 @@ def open_batch(
     answers: Path | None,
     on_note: Callable[[str], None],
 ) -> Iterator[BatchClient]:
-    """Open the journal of `open_asked` for files in place of an endpoint, and put `answers` into it. Raises
-    UserError."""
+    """Open the journal of `open_api_model` for files in place of an endpoint, and put `answers` into it.
+    Raises UserError."""
     with open_journal(Path(config.output_dir) / "api", name=name, run=run) as (journal, _):
         batch = BatchClient(model, journal=journal)
         if answers is not None:

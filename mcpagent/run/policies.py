@@ -27,7 +27,7 @@ from mcpagent.policy.openai import OpenAIPolicy
 from mcpagent.policy.scripted import GoldPolicy, ScriptedPolicy, over_eager
 from mcpagent.rollout.collector import AgentSettings
 from mcpagent.rollout.setup import agent_settings
-from mcpagent.run.api_models import budget_of, open_asked
+from mcpagent.run.api_models import budget_of, open_api_model
 from mcpagent.storage.checkpoints import find_model, run_of
 from mcpagent.storage.lineage import model_identity
 from mcpagent.storage.packages import require
@@ -191,7 +191,7 @@ def _open_user(
         yield None
         return
     facts = {"user": model, "base_url": url}
-    with open_asked(
+    with open_api_model(
         model, config, name=f"user-{model}", run=facts, base_url=url, io=io, on_note=on_note
     ) as asked:
         yield UserSimulator(asked.client, model=model)
@@ -221,7 +221,7 @@ def open_judge(
         yield None
         return
     name, facts = f"{rules.model}-{rules.identity[:12]}", {"judge": rules.identity}
-    with open_asked(
+    with open_api_model(
         rules.model, config, name=name, run=facts, base_url=rules.base_url, io=io, on_note=on_note
     ) as asked:
         judge = ModelJudge(asked.client, rules, timeout_s=config.api.timeout_s, on_note=on_note)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
-from mcpagent.core.records import JsonObject, shown_value
+from mcpagent.core.records import JsonObject, short_repr
 from mcpagent.core.values import JSON_DECODER
 from mcpagent.errors import UserError
 
@@ -211,7 +211,7 @@ def decode_json(raw: bytes, *, path: Path, line: int = 1, remedy: str = "fix or 
     except json.JSONDecodeError as error:
         where = f"{path}:{line + error.lineno - 1}"
         told = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        problem = f"broken JSON, {told}: {shown_value(error.doc.strip())}"
+        problem = f"broken JSON, {told}: {short_repr(error.doc.strip())}"
     except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
         problem = f"broken JSON: {error}"
     raise UserError(problem, where=where, remedy=remedy)
@@ -259,7 +259,7 @@ def _object(value: Any, where: str, list_field: str | None) -> JsonObject:
         return {list_field: value}
     if not isinstance(value, dict):
         raise UserError(
-            f"a record is a JSON object, but this is {shown_value(value)}",
+            f"a record is a JSON object, but this is {short_repr(value)}",
             where=where,
             remedy="fix or delete it",
         )
@@ -282,10 +282,10 @@ def _array(raw: bytearray, path: Path, *, line: int, list_field: str | None) -> 
             if is_next := text[position] == ",":
                 position = _next_place(text, position + 1)
         if text[position] != "]":
-            problem = f"broken JSON, expected a comma or ] but found {shown_value(text[position:][:40])}"
+            problem = f"broken JSON, expected a comma or ] but found {short_repr(text[position:][:40])}"
         elif rest := text[position + 1 :].strip(" \t\r\n"):
             position = text.index(rest[0], position + 1)
-            problem = f"there is more after the array: {shown_value(rest[:40])}"
+            problem = f"there is more after the array: {short_repr(rest[:40])}"
     except IndexError:
         position, problem = len(text), "the array has no end"
     except UnicodeDecodeError as error:
@@ -294,7 +294,7 @@ def _array(raw: bytearray, path: Path, *, line: int, list_field: str | None) -> 
     except json.JSONDecodeError as error:
         position = error.pos
         piece = text[position : position + 40]
-        problem = f"broken JSON, {error.msg}: {shown_value(piece)}" if piece else "the array has no end"
+        problem = f"broken JSON, {error.msg}: {short_repr(piece)}" if piece else "the array has no end"
     except ValueError as error:  # NaN and its like, and whole numbers past Python's limit of digits
         problem = f"broken JSON: {error}"
     except RecursionError:

@@ -276,7 +276,7 @@ class StartedServer:
     @staticmethod
     def _offered(tool_list: ToolList, workspace: WorkspaceCopy | None) -> Sequence[Tool]:
         """Return the tools of a list, which may name the folder of the workspace."""
-        return tool_list.tools if workspace is None else [workspace.said(tool) for tool in tool_list.tools]
+        return tool_list.tools if workspace is None else [workspace.mapped(tool) for tool in tool_list.tools]
 
     def _cleaned(self, spec: ToolSpec) -> ToolSpec:
         spec = spec.model_copy(

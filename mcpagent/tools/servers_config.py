@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from dotenv import dotenv_values
 
 from mcpagent.config.environment import UnsetVariable, expand, known_variables, shell_word
-from mcpagent.core.records import shown_value
+from mcpagent.core.records import short_repr
 from mcpagent.core.redact import SECRETS
 from mcpagent.errors import UserError
 
@@ -327,7 +327,7 @@ class _Reader:
                 raise self._error(name, "has both a command and a url", remedy='Say which: "type": "stdio".')
             return any(key in entry for key in _URL_KEYS)
         if not isinstance(kind, str) or kind.lower() not in _STDIO_TYPES | _HTTP_TYPES:
-            raise self._error(name, f"type must be 'stdio', 'http' or 'sse', not {shown_value(kind)}")
+            raise self._error(name, f"type must be 'stdio', 'http' or 'sse', not {short_repr(kind)}")
         return kind.lower() in _HTTP_TYPES
 
     def _stdio(self, name: str, entry: dict[str, Any]) -> StdioServer:
@@ -409,7 +409,7 @@ class _Reader:
         except ValueError:
             number = 0
         if not 0 < number < 65536:
-            raise self._error(name, f"oauth.callbackPort must be a port, not {shown_value(port)}")
+            raise self._error(name, f"oauth.callbackPort must be a port, not {short_repr(port)}")
         return number
 
     def _texts(self, name: str, key: str, value: object) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ class PoolSession:
                 pending.arguments = workspace.to_server(pending.arguments)
             raw = await _make_offered_call(server, supervisor, pending)
             if workspace is not None:
-                raw = workspace.said(raw)
+                raw = workspace.mapped(raw)
             result = self._result(server, named, raw, latency_s=pending.latency_s)
         except LoginNeeded as needed:
             # Every further call of the server would fail alike, and leave its episode unscored.

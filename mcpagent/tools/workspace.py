@@ -116,7 +116,7 @@ class WorkspaceCopy:
         """Return a JSON value with the path of the folder where that of the copy stood."""
         return _mapped(value, self._to_model, self._source)
 
-    def said(self, model: M) -> M:
+    def mapped(self, model: M) -> M:
         """Return a tool or an answer of the server, with the path of the folder where it names the copy."""
         document = model.model_dump(by_alias=True, exclude_none=True)
         if str(self.path) not in str(document):

@@ -154,7 +154,7 @@ def forecast(
     has_engine = backend == "vllm" and config.algorithm == "grpo" and not config.vllm.servers
     parts["vllm"] = config.vllm.gpu_memory_utilization * (device_bytes or 0) if has_engine else 0.0
     fixed = sum(parts[name] for name in _FIXED)
-    episodes = asked = episodes_asked(config)
+    episodes = asked = episodes_requested(config)
     if has_own_memory and device_bytes is not None and parts["kv_cache"]:
         room = AIR * device_bytes - fixed
         each = parts["kv_cache"] / asked
@@ -168,7 +168,7 @@ def forecast(
     return Forecast(parts=parts, peak=max(sampling, updating), episodes=episodes, asked=asked)
 
 
-def episodes_asked(config: TrainConfig) -> int:
+def episodes_requested(config: TrainConfig) -> int:
     """Return how many episodes the settings want at once."""
     return min(config.rollout.num_envs, config.training.batch_size * config.rollout.group_size)
 
@@ -230,7 +230,7 @@ def memory(config: TrainConfig, shape: ModelShape, *, itemsize: int, samples_her
         "sampling_copy": shape.linear * itemsize
         if samples_here and mode == "lora" and itemsize >= 4
         else 0.0,  # adapters on narrower weights are computed next to them
-        "kv_cache": episodes_asked(config) * context * shape.cache_elements * itemsize
+        "kv_cache": episodes_requested(config) * context * shape.cache_elements * itemsize
         if samples_here
         else 0.0,
         "activations": tokens * _kept_of_a_token(config, shape, itemsize),

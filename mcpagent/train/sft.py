@@ -22,7 +22,7 @@ from mcpagent.models.tokens import Renderer
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
-from mcpagent.rollout.shots import is_writable, shown_after, tools_of, turn_segments
+from mcpagent.rollout.shots import is_writable, observations_after, tools_of, turn_segments
 from mcpagent.storage.checkpoints import rotate
 from mcpagent.storage.datasets import DiskList
 from mcpagent.storage.run_folder import RunFolder
@@ -372,5 +372,5 @@ def texts(
         text = renderer.render_text(trajectory.prompt, schemas)
         for turn in trajectory.turns:
             text += rewritten(turn.completion.text, renderer.tool_format)
-            text += renderer.suffix_text(shown_after(turn)) if turn is not trajectory.turns[-1] else ""
+            text += renderer.suffix_text(observations_after(turn)) if turn is not trajectory.turns[-1] else ""
         yield text

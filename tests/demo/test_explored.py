@@ -38,7 +38,7 @@ from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.walks import Answer, Step, Walk
-from mcpagent.synth.tasks.inspect import said
+from mcpagent.synth.tasks.inspect import user_text
 from tests.demo.stages import noting
 
 pytestmark = pytest.mark.system
@@ -137,7 +137,7 @@ def test_what_exploring_gave_is_said_before_anything_is_trained(finished: Finish
     (told,) = [note for note in notes if note.startswith("train: ")]
     assert told.startswith(f"train: {made} tasks (") and "sequential" in told
     assert any("answers of the read-only tools" in note for note in notes)
-    asked = [said(task) for task in finished.tasks("train")]
+    asked = [user_text(task) for task in finished.tasks("train")]
     shown = [note.removeprefix("such as: ") for note in notes if note.startswith("such as: ")]
     assert len(shown) == 3 and all(question in asked for question in shown)
     (forecast,) = [note for note in notes if note.startswith("this takes about ")]

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mcpagent.core.records import JsonObject, shown_value
+from mcpagent.core.records import JsonObject, short_repr
 from mcpagent.core.redact import SECRETS, Secrets, written_secrets
 from mcpagent.core.values import is_json_array, is_json_object
 from mcpagent.env.parsing import parse_action
@@ -165,9 +165,7 @@ def _chat(row: JsonObject) -> Chat:
     transcript = _Transcript()
     for number, message in enumerate(messages, start=1):
         if not is_json_object(message):
-            raise RejectedTask(
-                RejectCode.SCHEMA, f"message {number} is {shown_value(message)}, not an object"
-            )
+            raise RejectedTask(RejectCode.SCHEMA, f"message {number} is {short_repr(message)}, not an object")
         transcript.add(dict(message), number)
     return transcript.chat()
 
@@ -191,7 +189,7 @@ class _Transcript:
         named = message.get("role") or message.get("from") or message.get("type")
         role = _ROLES.get(str(named).lower())
         if role is None:
-            raise RejectedTask(RejectCode.SCHEMA, f"message {number} has the role {shown_value(named)}")
+            raise RejectedTask(RejectCode.SCHEMA, f"message {number} has the role {short_repr(named)}")
         content = message.get("content", message.get("value", message.get("output")))
         text, blocks = _parts(content, number)
         match role:
@@ -242,13 +240,13 @@ class _Transcript:
             name = call.get("name") if is_json_object(call) else None
             if not is_json_object(entry) or not is_json_object(call) or not isinstance(name, str) or not name:
                 raise RejectedTask(
-                    RejectCode.SCHEMA, f"message {number} has a call without a name: {shown_value(entry)}"
+                    RejectCode.SCHEMA, f"message {number} has a call without a name: {short_repr(entry)}"
                 )
             given = call.get("arguments", call.get("input"))
             arguments = _decoded(given.encode()) if isinstance(given, str) and given.strip() else given or {}
             if not is_json_object(arguments):
                 detail = (
-                    f"the arguments of {name} in message {number} are no JSON object: {shown_value(given)}"
+                    f"the arguments of {name} in message {number} are no JSON object: {short_repr(given)}"
                 )
                 raise RejectedTask(RejectCode.SCHEMA, detail)
             if self.users:  # what was called before the user spoke is no answer to them
@@ -299,7 +297,7 @@ def _parts(content: Any, number: int) -> tuple[str, list[JsonObject]]:
         elif is_json_object(part):
             blocks.append(dict(part))
         else:
-            raise RejectedTask(RejectCode.SCHEMA, f"message {number} holds {shown_value(part)}")
+            raise RejectedTask(RejectCode.SCHEMA, f"message {number} holds {short_repr(part)}")
     return "\n".join(texts), blocks
 
 
@@ -316,7 +314,7 @@ def _without_secrets(chat: Chat) -> Chat:
     for call in chat.calls:
         if (shown := clean(call.arguments)) != call.arguments:
             raise RejectedTask(
-                RejectCode.SECRET, f"{call.name} was called with a secret: {shown_value(shown)}"
+                RejectCode.SECRET, f"{call.name} was called with a secret: {short_repr(shown)}"
             )
     calls = tuple(
         replace(call, result=clean(call.result) if call.result else call.result) for call in chat.calls

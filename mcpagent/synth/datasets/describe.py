@@ -11,7 +11,7 @@ from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.synth.tasks.inspect import said
+from mcpagent.synth.tasks.inspect import user_text
 
 _N = 3  # runs of so many tools
 
@@ -40,7 +40,7 @@ class DatasetCounts:
         if task.offered_tools is not None:
             self.by["offered_tools"][len(task.offered_tools)] += 1
         self.prompt_chars_max = max(self.prompt_chars_max, sum(len(m.content) for m in task.prompt))
-        self.by["question_chars"][len(said(task)) // 20 * 20] += 1  # in steps of 20
+        self.by["question_chars"][len(user_text(task)) // 20 * 20] += 1  # in steps of 20
         names = [f"{step.server}.{step.tool}" for step in plan]
         for n, counter in enumerate(self.sequences, 1):
             counter.update(" > ".join(names[i : i + n]) for i in range(len(names) - n + 1))

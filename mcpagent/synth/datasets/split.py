@@ -15,7 +15,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import read_tasks, text_digest
 from mcpagent.synth.generate import carry_servers, check_output, split_path, write_placed
-from mcpagent.synth.tasks.inspect import groups_by, plan_signature, said, shingles, task_entities
+from mcpagent.synth.tasks.inspect import groups_by, plan_signature, shingles, task_entities, user_text
 from mcpagent.synth.templates.pools import SPLITS, SplitShares
 
 GroupBy = Literal["entity", "plan"]
@@ -199,7 +199,7 @@ class _AlikeTasks:
             return self._names[min(numbers)]
         for key in keys:
             self._number_with[key] = len(self._names)
-        self._names.append(f"{task.id}: {said(task)[:60]}")
+        self._names.append(f"{task.id}: {user_text(task)[:60]}")
         return None
 
 

@@ -19,7 +19,7 @@ from mcpagent.core.placeholders import (
 from mcpagent.core.tasks import AnswerCheck, EvidenceFact, PlanStep, RewardSpec, Success, Task
 from mcpagent.core.values import is_json_object, scalars
 from mcpagent.reward.evidence import shows
-from mcpagent.synth.tasks.inspect import said, stands_in
+from mcpagent.synth.tasks.inspect import stands_in, user_text
 from mcpagent.synth.tasks.run import CallCache, GoldRun, gold_record
 
 _MOST_FACTS = 12
@@ -88,7 +88,7 @@ def _about(draft: Task, steps: Iterable[int], run: GoldRun) -> tuple[str | tuple
     if len(numbers := list(steps)) != 1:
         return ()
     step = plan[numbers[0]]
-    asked, named = said(draft), _literals(step)
+    asked, named = user_text(draft), _literals(step)
     here = [format_value(value) for value in named if _is_asked(value, asked)]
     if not (ancestors := references(step.params)):
         return tuple(here)

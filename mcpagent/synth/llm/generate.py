@@ -39,7 +39,7 @@ from mcpagent.synth.llm.sample import (
     sample_yield_table,
     split_tasks,
 )
-from mcpagent.synth.tasks.inspect import said
+from mcpagent.synth.tasks.inspect import user_text
 from mcpagent.synth.tasks.record import ToolSelection
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import RejectCode
@@ -244,7 +244,7 @@ async def _all(workshop: Workshop, on_progress: Callable[[SampleOutcome], None])
     for start in range(0, samples, size):
         block = range(start, min(start + size, samples))
         done = sorted(outcomes, key=lambda outcome: outcome.number)
-        questions = [said(outcome.executed.task) for outcome in done if outcome.executed]
+        questions = [user_text(outcome.executed.task) for outcome in done if outcome.executed]
         told = replace(workshop, prompt_builder=replace(workshop.prompt_builder, questions=questions))
         numbers = iter(block)
         await gather_or_cancel(work(told, numbers) for _ in range(min(at_once, len(block))))
@@ -264,7 +264,7 @@ def _without_duplicates(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome
             task = outcome.executed.task
             calls = [[c["server"], c["tool"], c["arguments"]] for c in outcome.executed.calls]
             check = task.truth.final_answer  # the same calls may answer two questions
-            asked = [calls, None if check is None else check.value] if calls else said(task)
+            asked = [calls, None if check is None else check.value] if calls else user_text(task)
             original = first.setdefault(json.dumps(asked, sort_keys=True), outcome.number)
             if original != outcome.number:
                 detail = f"sample {outcome.number} makes the calls of sample {original} for the same answer"

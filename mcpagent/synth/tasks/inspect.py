@@ -97,7 +97,7 @@ def answer_in_prompt(task: Task) -> str | None:
     check = task.truth.final_answer
     if check is None or check.type in ("regex", "none", "abstention", "choice", "yes_no"):
         return None
-    values, text = answer_values(check), said(task)
+    values, text = answer_values(check), user_text(task)
     if values and all(stands_in(value, text) for value in values):
         return str(values[0])
     return None
@@ -135,7 +135,7 @@ def plan_signature(task: Task) -> str:
     is to be called, what is said is all there is."""
     truth = task.truth
     calls = [[step.server, step.tool, step.params, step.user_turn] for step in truth.tool_sequence]
-    subject = calls or [said(task), task.extra_info.get("withheld")]
+    subject = calls or [user_text(task), task.extra_info.get("withheld")]
     return json.dumps(subject, sort_keys=True, ensure_ascii=False, default=str)
 
 
@@ -146,7 +146,7 @@ def task_entities(task: Task) -> set[str]:
     would = [call.get("params", {}) for call in task.extra_info.get("would_call", ())]
     slots = task.extra_info.get("slots") or {}
     texts = (value for value in scalars([plan, would, slots]) if isinstance(value, str))
-    return {text for text in texts if not reference_texts(text)} or {said(task)}
+    return {text for text in texts if not reference_texts(text)} or {user_text(task)}
 
 
 def groups_by(keys: Iterable[Iterable[Hashable]]) -> array[int]:
@@ -169,13 +169,13 @@ def groups_by(keys: Iterable[Iterable[Hashable]]) -> array[int]:
     return array("q", (root(index) for index in range(len(parent))))
 
 
-def said(task: Task) -> str:
+def user_text(task: Task) -> str:
     """Return what the user says, in all turns, without the form of the answer."""
     return "\n".join(map(without_form, user_messages(task)))
 
 
 def shingles(task: Task) -> set[bytes]:
     """Return the question in pieces of a few characters, for a comparison of its words."""
-    text = " ".join(said(task).casefold().split())
+    text = " ".join(user_text(task).casefold().split())
     pieces = {text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1))}
     return {piece.encode(errors="surrogatepass") for piece in pieces}

@@ -27,7 +27,7 @@ from typing import Literal, Self
 from weakref import WeakValueDictionary
 
 from mcpagent.config.source import set_option
-from mcpagent.core.records import JsonObject, shown_value
+from mcpagent.core.records import JsonObject, short_repr
 from mcpagent.core.redact import SECRETS
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
 from mcpagent.errors import UserError
@@ -394,7 +394,7 @@ def _is_chosen(why: Miss, purpose: Purpose) -> bool:
 
 
 def _strict_text(made: _Made, key: CallKey, why: Miss, *, tape: str) -> str:
-    arguments = shown_value(json.dumps(key.arguments, ensure_ascii=False), limit_chars=300)
+    arguments = short_repr(json.dumps(key.arguments, ensure_ascii=False), limit_chars=300)
     return f"{tape} has no answer to {made.spec.dotted} {arguments}: {why.explanation}"
 
 
@@ -413,5 +413,5 @@ def _unsafe_text(past: _Made) -> str:
 def _stale_text(past: _Made, expected: RecordedAnswer, result: ToolResult) -> str:
     return (
         f"the tape is stale: {past.spec.dotted}, made again on the live server, answered "
-        f"{shown_value(result.content)} and not {shown_value(expected.content)} as recorded"
+        f"{short_repr(result.content)} and not {short_repr(expected.content)} as recorded"
     )

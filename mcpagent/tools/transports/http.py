@@ -47,9 +47,9 @@ from mcpagent.tools.transports.jsonrpc import (
     Inbox,
     Malformed,
     UnaskedTraffic,
-    as_said,
     error_reply,
     parse,
+    server_message,
 )
 from mcpagent.tools.wire import (
     MALFORMED_RESULT,
@@ -309,7 +309,7 @@ async def sse_streams(
         async def pass_on() -> None:
             async for item in read:
                 if isinstance(item, SessionMessage):
-                    inbox.put(as_said(item.message))
+                    inbox.put(server_message(item.message))
             inbox.end()
 
         passing = asyncio.create_task(pass_on(), name="events of an HTTP+SSE server")

@@ -100,12 +100,12 @@ def parse(data: bytes) -> JSONRPCMessage:
     if "method" not in message:
         message["id"] = request_id  # of an error some leave it out although the standard wants null
     try:
-        return as_said(jsonrpc_message_adapter.validate_python(message, by_name=False))
+        return server_message(jsonrpc_message_adapter.validate_python(message, by_name=False))
     except ValidationError as error:
         raise Malformed(f"it is not a JSON-RPC message: {_fault_of(error, message)}", request_id) from error
 
 
-def as_said(message: JSONRPCMessage) -> JSONRPCMessage:
+def server_message(message: JSONRPCMessage) -> JSONRPCMessage:
     """Return a message of a server; an error with a code by which our own transports say what they saw is
     told apart from theirs."""
     if isinstance(message, JSONRPCError) and message.error.code in _OWN_CODES:
