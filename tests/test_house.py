@@ -255,7 +255,7 @@ def test_nothing_prints_around_the_console() -> None:
 READERS = {"from_pretrained", "load_file", "safe_open", "load_checkpoint_and_dispatch", "torch.load"}
 CHECKED_READERS = {
     "models.load": "_local_folder checks the seal",
-    "train.learner.learner": "Learner.restore only, after load_weights, which checks the seal",
+    "train.learner.trainer_state": "Learner.restore only, after load_weights, which checks the seal",
     "policy.vllm.worker": "a file that the trainer wrote a moment ago, for this process alone",
     "models.weights": "weight_files checks the seal; files of trainer state, in Learner.restore only, come"
     " after load_weights, which does",
@@ -271,7 +271,7 @@ def test_only_loaders_that_check_the_seal_read_a_model() -> None:
             if name in READERS or (isinstance(node, ast.Attribute) and ast.unparse(node) in READERS):
                 found.setdefault(module.removeprefix("mcpagent."), set()).add(name)
     assert found.keys() == CHECKED_READERS.keys(), found
-    checkpoint = ast.parse((PACKAGE / "train" / "learner" / "learner.py").read_text(encoding="utf-8"))
+    checkpoint = ast.parse((PACKAGE / "train" / "learner" / "trainer_state.py").read_text(encoding="utf-8"))
     loaders = [ast.unparse(node) for node in checkpoint.body if isinstance(node, ast.FunctionDef)]
     reading = [text for text in loaders if "load_file(folder" in text or "load_file(source" in text]
     assert len(reading) == 1 and all("verified(folder)" in text for text in reading)
