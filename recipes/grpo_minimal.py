@@ -32,7 +32,8 @@ from mcpagent.train.grpo import success_rate, success_rate_of_all
 from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.load import load
-from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, assign_credit, grade_groups
+from mcpagent.train.objective.advantages import GradedBatch, assign_credit
+from mcpagent.train.objective.grading import apply_penalty, grade_groups
 from mcpagent.train.objective.loss import policy_loss, token_weights
 from mcpagent.train.run_state import TaskOrder
 from mcpagent.train.sampler import open_sampler

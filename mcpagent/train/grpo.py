@@ -19,7 +19,8 @@ from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.actor import Validation
 from mcpagent.train.budget import BudgetReached, resident_mib
 from mcpagent.train.health import StepReport, episode_measures
-from mcpagent.train.objective.advantages import GradedBatch, apply_penalty, grade_groups
+from mcpagent.train.objective.advantages import GradedBatch
+from mcpagent.train.objective.grading import apply_penalty, grade_groups
 from mcpagent.train.run_state import GrpoRun
 from mcpagent.train.update import update_policy
 

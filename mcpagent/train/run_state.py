@@ -19,7 +19,7 @@ from mcpagent.train.budget import Meter, Spent
 from mcpagent.train.health import Callback, HealthMonitor, StepReport
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.learner.processes import Processes
-from mcpagent.train.objective.advantages import GradeSettings
+from mcpagent.train.objective.grading import GradeSettings
 from mcpagent.train.update import UpdateSettings
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.train.objective.advantages import CreditSettings, GradeSettings, Overlong
+from mcpagent.train.objective.advantages import CreditSettings
+from mcpagent.train.objective.grading import GradeSettings, Overlong
 from mcpagent.train.objective.loss import Objective
 from mcpagent.train.run_state import GrpoSettings
 from mcpagent.train.sft import Curriculum, SftSettings

@@ -18,13 +18,8 @@ from mcpagent.engines.skyrl.credit import credit_batch, native_credit, weigh_adv
 from mcpagent.engines.skyrl.task import skyrl_config
 from mcpagent.rollout.collector import group_trajectories
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.objective.advantages import (
-    CreditSettings,
-    GradeSettings,
-    Overlong,
-    assign_credit,
-    grade_groups,
-)
+from mcpagent.train.objective.advantages import CreditSettings, assign_credit
+from mcpagent.train.objective.grading import GradeSettings, Overlong, grade_groups
 from mcpagent.train.objective.loss import policy_loss, sampler_weights, token_weights
 from mcpagent.train.settings import grade_settings, update_settings
 from tests.skyrl.test_episodes import BAD_SETUP

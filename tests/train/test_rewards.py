@@ -6,15 +6,8 @@ import pytest
 
 from mcpagent.core.trajectory import RewardTerm, StopReason, Trajectory, TrajectoryGroup
 from mcpagent.reward.rule import PENALTY_WEIGHT
-from mcpagent.train.objective.advantages import (
-    CreditSettings,
-    GradedBatch,
-    GradeSettings,
-    Overlong,
-    apply_penalty,
-    assign_credit,
-    grade_groups,
-)
+from mcpagent.train.objective.advantages import CreditSettings, GradedBatch, assign_credit
+from mcpagent.train.objective.grading import GradeSettings, Overlong, apply_penalty, grade_groups
 from tests.train.world import trajectory
 
 PLAIN = GradeSettings(credit=CreditSettings(scale="none"))

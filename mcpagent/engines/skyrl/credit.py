@@ -14,13 +14,8 @@ from typing import Any
 import torch
 
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.objective.advantages import (
-    CreditSettings,
-    GradedAttempt,
-    GradeSettings,
-    assign_credit,
-    graded_batch,
-)
+from mcpagent.train.objective.advantages import CreditSettings, GradedAttempt, assign_credit, graded_batch
+from mcpagent.train.objective.grading import GradeSettings
 from mcpagent.train.objective.loss import token_weights
 from mcpagent.train.update import UpdateSettings
 

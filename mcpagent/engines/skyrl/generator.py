@@ -32,7 +32,7 @@ from mcpagent.reward.terms import load_reward
 from mcpagent.rollout.collector import AgentSettings, Attempt, run_attempt
 from mcpagent.train.batch.samples import sample_from_trajectory
 from mcpagent.train.grpo import success_rate_of_all
-from mcpagent.train.objective.advantages import TRUNCATED, apply_penalty
+from mcpagent.train.objective.grading import TRUNCATED, apply_penalty
 
 MAX_FAILED_SHARE = 0.5  # of the episodes of a batch; past it the run ends
 

@@ -29,7 +29,7 @@ from mcpagent.engines.skyrl.record import RunRecorder
 from mcpagent.env.tool_format import open_renderer
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
-from mcpagent.train.objective.advantages import GradeSettings
+from mcpagent.train.objective.grading import GradeSettings
 from mcpagent.train.settings import grade_settings, update_settings
 from mcpagent.train.update import UpdateSettings
 
