@@ -42,12 +42,6 @@ class LLMOptions:
         ),
     ] = None
     model: Annotated[str | None, typer.Option(help="Environment: OPENAI_MODEL. Default: gpt-5-mini.")] = None
-    curriculum: Annotated[
-        Path | None,
-        typer.Option(
-            help="A JSON array of prompts (id, complexity, user_prompt, likely_tools, why_multi_turn)."
-        ),
-    ] = None
     repairs: Annotated[
         int, typer.Option(min=0, help="How often a failed task goes back to the model with the reason.")
     ] = 2
@@ -93,7 +87,7 @@ def run_llm(
 def _settings(
     options: LLMOptions, config: TrainConfig, folder: Path, *, distractors: int | None, console: Console
 ) -> tuple[TaskSettings, AskSettings]:
-    from mcpagent.synth.llm.prompts import TaskSettings, load_curriculum, load_prompts
+    from mcpagent.synth.llm.prompts import TaskSettings, load_prompts
     from mcpagent.synth.llm.sample import AskSettings
 
     prompts = load_prompts(resource_path("templates/prompts/tasks.yaml"))
@@ -102,7 +96,6 @@ def _settings(
         max_tools=_chosen(None, env, "MAX_TOOLS", 4),
         max_turns=_chosen(None, env, "MAX_TURNS", 8),
         domains=_listed(_chosen(None, env, "DOMAINS", "whatever these tools are for")),
-        curriculum=load_curriculum(options.curriculum) if options.curriculum else (),
         distractors=distractors,
         may_write=options.allow_writes or config.tools.servers is None,  # built-in ones are embedded
         seed=config.seed,

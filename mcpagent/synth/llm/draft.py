@@ -180,7 +180,7 @@ class FormatCheck:
         """The usable tools."""
         return ToolShelf(self.usable.values())
 
-    def task(self, draft: Draft, *, kind: str | None, steps: tuple[int, int]) -> Task:
+    def task(self, draft: Draft, *, kind: str, steps: tuple[int, int]) -> Task:
         """Return the record of a draft of a class, its checks still holding references to the results.
         Raises FaultFound."""
         low, high = min(steps[0], self.settings.max_tools), min(steps[1], self.settings.max_tools)
@@ -224,7 +224,7 @@ class FormatCheck:
     def _writes(self, plan: Sequence[JsonObject]) -> bool:
         return any(not self.shelf.is_read_only(step["server"], step["tool"]) for step in plan)
 
-    def _check_class(self, draft: Draft, kind: str | None) -> None:
+    def _check_class(self, draft: Draft, kind: str) -> None:
         is_none = draft.answer.type == "none"
         servers = {step.server for step in draft.steps}
         wrong = {
@@ -234,7 +234,7 @@ class FormatCheck:
             "no tool": not is_none and "the answer is not none",
             "change": draft.proof is None and "there is no proof",
         }
-        if detail := wrong.get(kind or "", is_none and kind is not None and "the answer is none"):
+        if detail := wrong.get(kind, is_none and "the answer is none"):
             _fail(DraftFaultCode.OTHER_CLASS, f"not a task of the class {kind!r}: {detail}")
 
     def _step(self, step: DraftStep, number: int) -> JsonObject:
@@ -283,7 +283,7 @@ class FormatCheck:
             _fail(DraftFaultCode.BY_PLACE, detail)
         return value
 
-    def _record(self, draft: Draft, plan: list[JsonObject], value: Any, kind: str | None) -> Task:
+    def _record(self, draft: Draft, plan: list[JsonObject], value: Any, kind: str) -> Task:
         key = json.dumps([draft.user_prompt, draft.follow_up, plan], sort_keys=True)
         names = {f"{step['server']}.{step['tool']}" for step in plan}
         tools = self.offer.tools_for(names, seed=derive_seed(self.settings.seed, "offer", key))
@@ -311,7 +311,7 @@ class FormatCheck:
             form = {"form": draft.answer.would_be} if draft.answer.would_be else {}
             truth["final_answer"] = {"type": "none", **form}
             truth["success"] = {}  # looking in vain is asked for, not by which tool
-        info = {"class": kind or ("single" if len(plan) == 1 else "sequential")}
+        info = {"class": kind}
         if draft.missing:
             info["invented"] = draft.missing
         question = draft.user_prompt.strip()

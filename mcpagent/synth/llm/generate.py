@@ -29,7 +29,6 @@ from mcpagent.synth.llm.prompts import (
     PromptBuilder,
     TaskSettings,
     observe,
-    unresolved_aliases,
 )
 from mcpagent.synth.llm.sample import (
     AskSettings,
@@ -66,8 +65,6 @@ def make_dataset_with_model(
             open_tools(tools, on_note=console.note) as opened,
             console.progress("Samples", total=asking.samples) as advance,
         ):
-            if unknown := unresolved_aliases(settings.curriculum, tuple(opened.pool.tools.values())):
-                console.note(f"--curriculum: no tool is meant by {', '.join(unknown)}; ignored")
             kept = 0
 
             def on_progress(outcome: SampleOutcome) -> None:
@@ -117,7 +114,6 @@ def run_description(settings: TaskSettings, asking: AskSettings, catalog_hash: s
         "max_tools": settings.max_tools,
         "max_turns": settings.max_turns,
         "domains": list(settings.domains),
-        "curriculum": [prompt.model_dump(mode="json") for prompt in settings.curriculum],
         "distractors": settings.distractors,
         "repairs": asking.repairs,
         "may_write": settings.may_write,

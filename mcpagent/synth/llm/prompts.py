@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from mcpagent.core.records import JsonObject, OpenRecord, Record, describe
+from mcpagent.core.records import JsonObject, Record
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.shown_values import shown_value
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
-from mcpagent.storage.json_stream import read_records
 from mcpagent.storage.yaml_file import read_yaml, validate_yaml
 from mcpagent.synth.explore.learning import learn
-from mcpagent.synth.tasks.inspect import FamiliarComplexity
 from mcpagent.synth.tasks.run import NO_NAME, CallCache
 from mcpagent.tools.probes.arguments import harmless_arguments
 
@@ -72,7 +69,7 @@ async def observe(cache: CallCache, *, seed: int) -> tuple[Observation, ...]:
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
 _BLANKS = {
     "generate.system": set(),
-    "generate.user": {"wish", "persona", "domain", "idea", "questions", "tools", "observations"},
+    "generate.user": {"wish", "persona", "domain", "questions", "tools", "observations"},
     "repair": {"stage", "code", "detail"},
     "review.system": set(),
     "review.user": {"question", "calls", "answer"},
@@ -141,50 +138,6 @@ def fill_in(text: str, **values: object) -> str:
     return _BLANK.sub(lambda blank: str(values[blank[1]]), text)
 
 
-class CurriculumPrompt(OpenRecord):
-    """`likely_tools` are loose names of tools."""
-
-    id: str
-    complexity: FamiliarComplexity
-    user_prompt: str
-    likely_tools: tuple[str, ...] = ()
-    why_multi_turn: str = ""
-
-
-def load_curriculum(path: Path) -> tuple[CurriculumPrompt, ...]:
-    """Raise UserError with file and line."""
-    prompts: list[CurriculumPrompt] = []
-    for line, record in read_records(path):
-        try:
-            prompts.append(CurriculumPrompt.model_validate(record))
-        except ValidationError as error:
-            problems = "; ".join(describe(detail) for detail in error.errors())
-            raise UserError(problems, where=f"{path}:{line}") from None
-    if not prompts:
-        raise UserError("holds no prompts", where=str(path))
-    return tuple(prompts)
-
-
-def resolve_alias(alias: str, tools: Iterable[ToolSpec]) -> ToolSpec | None:
-    """Return the tool that a loose name means (`fmp.quote`, `polygon news`); None if none or several are
-    near."""
-    tools = list(tools)
-    by_name = {name: tool for tool in tools for name in (tool.dotted, tool.name)}
-    if alias in by_name:
-        return by_name[alias]
-    words = _words(alias)
-    # The fewest other words win: `fmp.quote` is fmp_get_quote before fmp_get_quote_history.
-    having = sorted((len(_words(tool.dotted)), tool.dotted) for tool in tools if words <= _words(tool.dotted))
-    if having and (len(having) == 1 or having[0][0] < having[1][0]):
-        return by_name[having[0][1]]
-    near = get_close_matches(alias, [tool.dotted for tool in tools], n=1, cutoff=0.75)
-    return by_name[near[0]] if near else None
-
-
-def _words(name: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", name.lower()))
-
-
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
     """The settings of the tasks to write. `may_write` lets plans call tools that are not read-only."""
@@ -192,7 +145,6 @@ class TaskSettings:
     max_tools: int
     max_turns: int
     domains: Sequence[str] = ()
-    curriculum: Sequence[CurriculumPrompt] = ()
     distractors: int | None = None
     may_write: bool = True
     seed: int = 0
@@ -204,13 +156,11 @@ _MOST_QUESTIONS = 40  # that exist
 
 @dataclass(frozen=True, kw_only=True)
 class Commission:
-    """One sample: what is asked for, and the messages that ask for it. `kind` is a class of task; None if a
-    curriculum says what is wanted."""
+    """One sample: what is asked for, and the messages that ask for it. `kind` is a class of task."""
 
     number: int
-    kind: str | None
+    kind: str
     domain: str
-    idea: CurriculumPrompt | None
     messages: tuple[JsonObject, ...]
 
 
@@ -229,25 +179,20 @@ class PromptBuilder:
         """Return the commission of sample `number`: the same for the same seed."""
         settings, texts = self.settings, self.prompts.texts
         rng = Random(derive_seed(settings.seed, "commission", number))
-        idea = settings.curriculum[number % len(settings.curriculum)] if settings.curriculum else None
-        kind = None if idea else self._kind(number)
-        likely = (
-            [t for alias in idea.likely_tools if (t := resolve_alias(alias, self.usable))] if idea else []
-        )
+        kind = self._kind(number)
         domain = rng.choice(settings.domains)
-        shown = self._shown(likely, rng)
+        shown = self._shown(rng)
         user = fill_in(
             texts.generate.user,
-            wish=texts.classes[kind].wish.strip() if kind else "",
+            wish=texts.classes[kind].wish.strip(),
             persona=rng.choice(texts.personas),
             domain=domain,
-            idea=_idea(idea, likely),
             questions="\n".join(f"- {text}" for text in self.questions[-_MOST_QUESTIONS:]) or "- none yet",
             tools=_described(shown),
             observations=self._observed(shown),
         )
         messages = _messages(texts.generate.system, user)
-        return Commission(number=number, kind=kind, domain=domain, idea=idea, messages=messages)
+        return Commission(number=number, kind=kind, domain=domain, messages=messages)
 
     def _kind(self, number: int) -> str:
         """Return the class of a sample: after each round of samples every class has its share."""
@@ -275,10 +220,10 @@ class PromptBuilder:
         texts = self.prompts.texts.review
         return _messages(texts.system, fill_in(texts.user, question=question, calls=calls, answer=answer))
 
-    def _shown(self, likely: Sequence[ToolSpec], rng: Random) -> list[ToolSpec]:
+    def _shown(self, rng: Random) -> list[ToolSpec]:
         if len(self.usable) <= _MOST_TOOLS:
             return list(self.usable)
-        shown = {tool.dotted for tool in [*likely, *rng.sample(self.usable, _MOST_TOOLS)]}
+        shown = {tool.dotted for tool in rng.sample(self.usable, _MOST_TOOLS)}
         return [tool for tool in self.usable if tool.dotted in shown]
 
     def _observed(self, tools: Sequence[ToolSpec]) -> str:
@@ -288,23 +233,6 @@ class PromptBuilder:
 
 def _messages(system: str, user: str) -> tuple[JsonObject, ...]:
     return {"role": "system", "content": system}, {"role": "user", "content": user}
-
-
-def unresolved_aliases(curriculum: Sequence[CurriculumPrompt], tools: Sequence[ToolSpec]) -> list[str]:
-    """Return the loose tool names that name none of `tools`."""
-    aliases = sorted({alias for prompt in curriculum for alias in prompt.likely_tools})
-    return [alias for alias in aliases if resolve_alias(alias, tools) is None]
-
-
-def _idea(idea: CurriculumPrompt | None, likely: Sequence[ToolSpec]) -> str:
-    if idea is None:
-        return ""
-    lines = [f"Take up this idea, as far as the tools allow it: {idea.user_prompt}"]
-    if likely:
-        lines.append(f"Likely tools: {', '.join(tool.dotted for tool in likely)}")
-    if idea.why_multi_turn:
-        lines.append(f"Why it needs several calls: {idea.why_multi_turn}")
-    return "\n".join(lines)
 
 
 def _described(tools: Sequence[ToolSpec]) -> str:

@@ -251,8 +251,7 @@ class Workshop:
 
     async def _made(self, draft: Draft, commission: Commission, attempt: int) -> Executed:
         """Check a draft, run its plan, and have it reviewed and solved. Raises FaultFound and ChatFailed."""
-        classes = self.asking.prompts.texts.classes
-        steps = classes[commission.kind].steps if commission.kind else (0, self.check.settings.max_tools)
+        steps = self.asking.prompts.texts.classes[commission.kind].steps
         task = self.check.task(draft, kind=commission.kind, steps=steps)
         run = partial(self.executor.run, task)
         made = await self._recorded(self._key(commission, "executed", attempt), run)
@@ -266,14 +265,12 @@ class Workshop:
         for outcome in sorted(asked, key=lambda outcome: not isinstance(outcome, BudgetSpent)):
             if isinstance(outcome, BaseException):
                 raise outcome
-        idea = commission.idea
         info = {
             **executed.task.extra_info,
             **self.provenance,
             "sample": commission.number,
             "attempt": attempt,
             "domain": commission.domain,
-            **({"curriculum": idea.id} if idea else {}),
         }
         return replace(executed, task=executed.task.model_copy(update={"extra_info": info}))
 

@@ -84,16 +84,15 @@ def test_a_file_of_another_batch_is_refused_and_nothing_is_written(tmp_path: Pat
     assert not two.exists() and not written(out)
 
 
-def test_a_secret_of_the_settings_is_in_no_question(tmp_path: Path) -> None:
+def test_a_secret_of_the_settings_is_in_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = ["-m", "mcpagent.cli.main", "serve", "slack", "--limited"]
     server = {"command": sys.executable, "args": args, "env": {"SHOP_TOKEN": "tok-93aa71f0c2d4"}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"slack": server}}))
-    idea = {"id": "one", "complexity": "easy", "user_prompt": "Log in with tok-93aa71f0c2d4."}
-    (tmp_path / "c.json").write_text(json.dumps([idea]))
+    monkeypatch.setenv("DOMAINS", "logging in with tok-93aa71f0c2d4")
     batch = tmp_path / "one.jsonl"
-    options = ("--servers", str(tmp_path / "mcp.json"), "--curriculum", str(tmp_path / "c.json"))
+    options = ("--servers", str(tmp_path / "mcp.json"))
     generate(NOWHERE, tmp_path / "out", "--n-samples", "1", "--batch", str(batch), *options)
-    assert "Log in with [SHOP_TOKEN]." in batch.read_text()
+    assert "logging in with [SHOP_TOKEN]." in batch.read_text()
     assert "tok-93aa71f0c2d4" not in batch.read_text()
 
 

@@ -52,7 +52,7 @@ def answer(kind: str, value: str, **more: Any) -> dict[str, Any]:
     return {"type": kind, "value": value, "unit": "", "decimals": None, "options": [], "would_be": "", **more}
 
 
-def checked(made: Draft, kind: str | None = None, steps: tuple[int, int] = (2, 3)) -> Task:
+def checked(made: Draft, kind: str = "look-up", steps: tuple[int, int] = (2, 3)) -> Task:
     return CHECK.task(made, kind=kind, steps=steps)
 
 

@@ -125,7 +125,7 @@ def test_an_answer_must_have_seen_what_it_is_made_of(
         "missing": "",
         "proof": None,
     }
-    task = CHECK.task(Draft.model_validate(draft), kind=None, steps=(1, 4))
+    task = CHECK.task(Draft.model_validate(draft), kind="chain", steps=(1, 4))
     made = asyncio.run(Executor(Shop()).run(task))
     assert "fault" not in made, made
     evidence = made["task"]["reward_spec"]["ground_truth"]["evidence"]

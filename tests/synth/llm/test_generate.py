@@ -220,56 +220,25 @@ def test_a_server_without_structured_outputs_is_asked_without_and_a_note_says_so
     assert sum("response_format" in r.body for r in running.received) == 2
 
 
-def test_a_curriculum_decides_the_subject(tmp_path: Path) -> None:
-    path = tmp_path / "curriculum.json"
-    prompts = [
-        {
-            "id": "E01",
-            "complexity": "easy",
-            "user_prompt": "Watch a desk.",
-            "likely_tools": ["slack.history"],
-        },
-        {
-            "id": "D01",
-            "complexity": "difficult",
-            "user_prompt": "Compare the price with yesterday's.",
-            "likely_tools": ["fmp.quote", "abacus.count"],
-            "why_multi_turn": "two prices are needed",
-        },
-    ]
-    path.write_text(json.dumps(prompts))
-    with service(model) as running:
-        done = invoke(running.url, tmp_path / "out", "--n-samples", "4", "--curriculum", str(path))
-    assert done.exit_code == 0, done.exception
-    document = json.loads(done.stdout)
-    tasks = {task.extra_info["sample"]: task for task in tasks_of(document)}
-    ideas = {n: task.extra_info["curriculum"] for n, task in tasks.items()}
-    assert ideas == {0: "E01", 1: "D01", 2: "E01", 3: "D01"}
-    assert "no tool is meant by abacus.count; ignored" in done.stderr
-    asked = next(r for r in running.received if Question.of(r.key) == Question(1, 0, "draft"))
-    assert "Likely tools: fmp.fmp_get_quote\n" in asked.messages[1]["content"]
-
-
 def greeting(received: Received) -> Answer:
     """A task whose plan posts a message, whatever is asked for."""
     question = Question.of(received.key)
     if question.stage == "review":
         return model(received)
-    task = {**right_task("changes something", "C101"), "proof": None}
+    task = right_task("changes something", "C101")
     way = {"steps": task["steps"], "value": ""}
     return says(received, json.dumps(task if question.stage == "draft" else way))
 
 
-CHANGE = [{"id": "one", "complexity": "easy", "user_prompt": "Greet a channel."}]
+EVERY_CLASS = ("--n-samples", "22", "--repairs", "0")  # two of them are to change something
 
 
 def test_a_plan_that_writes_is_a_task_whose_gold_is_the_call(tmp_path: Path) -> None:
     with service(greeting) as running:
-        (tmp_path / "c.json").write_text(json.dumps(CHANGE))
-        options = ("--n-samples", "2", "--curriculum", str(tmp_path / "c.json"))
-        document = generate(running.url, tmp_path / "out", *options)
+        document = generate(running.url, tmp_path / "out", *EVERY_CLASS)
     assert document["records"] == 1
-    assert document["rejects"] == {"duplicate": 1}
+    assert document["by_tool"] == {"slack.send_slack_message": 1}
+    assert document["rejects"]["duplicate"] == 1
 
 
 def test_tools_of_the_users_own_that_change_something_are_called_only_where_that_is_allowed(
@@ -278,12 +247,10 @@ def test_tools_of_the_users_own_that_change_something_are_called_only_where_that
     command = [sys.executable, "-m", "mcpagent.cli.main", "serve", "slack", "--limited"]
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"slack": {"command": command[0], "args": command[1:]}}}))
-    (tmp_path / "c.json").write_text(json.dumps(CHANGE))
-    options = ("--n-samples", "1", "--repairs", "0", "--servers", str(config))
-    options += ("--curriculum", str(tmp_path / "c.json"))
+    options = (*EVERY_CLASS, "--servers", str(config), "--set", "tools.isolation.slack=episode")
     with service(greeting) as running:
         refused = invoke(running.url, tmp_path / "no", *options)
-        (asked,) = running.received
+        asked = running.received[0]
         allowed = generate(running.url, tmp_path / "yes", *options, "--allow-writes")
     assert isinstance(refused.exception, RunError)
     assert "unknown_tool" in refused.stderr

@@ -1,4 +1,4 @@
-"""Curricula, splits, prompts and schemas in words."""
+"""Splits, prompts and schemas in words."""
 
 from collections import Counter
 from pathlib import Path
@@ -17,9 +17,7 @@ from mcpagent.synth.llm.prompts import (
     PromptBuilder,
     TaskSettings,
     fill_in,
-    load_curriculum,
     load_prompts,
-    resolve_alias,
 )
 from mcpagent.synth.llm.sample import Executed, called_entities, split_tasks
 from mcpagent.synth.templates.pools import SplitShares
@@ -28,40 +26,6 @@ from mcpagent.synth.templates.pools import SplitShares
 def tool(dotted: str, **properties: object) -> ToolSpec:
     server, name = dotted.split(".")
     return ToolSpec(server=server, name=name, input_schema={"type": "object", "properties": properties})
-
-
-TOOLS = [
-    tool("fmp.fmp_get_quote"),
-    tool("fmp.fmp_get_quote_history"),
-    tool("polygon.polygon_get_news"),
-    tool("fmp.fmp_get_stock_news"),
-    tool("slack.send_slack_message"),
-]
-
-
-@pytest.mark.parametrize(
-    ("alias", "meant"),
-    [
-        ("fmp.quote", "fmp.fmp_get_quote"),
-        ("polygon news", "polygon.polygon_get_news"),
-        ("send_slack_message", "slack.send_slack_message"),
-        ("slack.send_slack_mesage", "slack.send_slack_message"),
-        ("get", None),  # two are as near
-        ("abacus", None),
-    ],
-)
-def test_a_loose_name_means_the_one_tool_that_is_near(alias: str, meant: str | None) -> None:
-    found = resolve_alias(alias, TOOLS)
-    assert (found and found.dotted) == meant
-
-
-def test_a_curriculum_entry_that_is_wrong_is_named_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    path.write_text(
-        '[{"id": "a", "complexity": "easy", "user_prompt": "p"},\n {"id": "b", "user_prompt": "p"}]'
-    )
-    with pytest.raises(UserError, match=r"c\.json:2: complexity is missing"):
-        load_curriculum(path)
 
 
 def test_what_is_filled_into_a_prompt_is_not_read_as_a_blank() -> None:
