@@ -22,7 +22,6 @@ from mcpagent.cli.options import (
     ReadOnly,
     SeedValue,
     check_batch,
-    shard_of,
 )
 from mcpagent.cli.readers import YesReadOnly, with_readers
 from mcpagent.cli.results import dataset_blocks
@@ -68,14 +67,6 @@ class SizeOptions:
         int | None,
         typer.Option(min=0, help="Offer this many other tools with those needed. Default: every tool."),
     ] = None
-    shard: Annotated[
-        str | None,
-        typer.Option(
-            metavar="I/N",
-            help="Only the I-th of N shares of the tasks. The files of all shards, one after the other, are "
-            "the dataset.",
-        ),
-    ] = None
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("data/processed")
     overwrite: Overwrite = False
 
@@ -117,8 +108,6 @@ def gen_data(
 
     Example: mcpagent gen-data --explore --servers mcp.json --config notes.yaml
 
-    Example: mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/part-1
-
     Example: mcpagent gen-data --llm --n-samples 200 --set api.max_cost=5 --out data/llm
 
     Example: mcpagent gen-data --llm --servers mcp.json --batch round-1.jsonl
@@ -134,7 +123,8 @@ def gen_data(
     )
 
     console = Console(is_json=as_json)
-    _check_choice(source, size, llm=llm)
+    if llm and source.seed_value:
+        raise UserError("--seed-value is not for --llm", remedy="leave one of them out")
     if (writer.batch or writer.answers) and not llm:
         raise UserError("--batch and --answers are for --llm", remedy="add --llm")
     check_batch(writer.batch, writer.answers, overwrite=size.overwrite)
@@ -144,7 +134,7 @@ def gen_data(
         config = options.config(console, has_data=False, read_only=source.read_only)
         seed, has_servers = config.seed, options.servers is not None
         tools = config.tools
-        if has_servers and not llm and _leaves_the_way(source, size) and has_endpoint(config.api):
+        if has_servers and not llm and _leaves_the_way(source) and has_endpoint(config.api):
             llm = True
             console.note("there is an endpoint: a model writes the tasks; --explore makes them without one")
         if not has_servers and not llm and (source.templates == "full" or source.explore):
@@ -172,26 +162,13 @@ def gen_data(
             explore=source.explore,
             console=console,
             seed_values=values,
-            shard=shard_of(size.shard),
         )
     console.print_blocks(document, _made(document, size.out))
 
 
-def _leaves_the_way(source: SourceOptions, size: SizeOptions) -> bool:
+def _leaves_the_way(source: SourceOptions) -> bool:
     """Return True if no option says how the tasks of servers of one's own are made."""
-    return not (source.explore or source.seed_value or size.shard) and source.templates == "core"
-
-
-def _check_choice(source: SourceOptions, size: SizeOptions, *, llm: bool) -> None:
-    """Raise UserError for options that do not go together."""
-    if llm and source.seed_value:
-        raise UserError("--seed-value is not for --llm", remedy="leave one of them out")
-    shard_of(size.shard)
-    if size.shard is not None and llm:
-        raise UserError(
-            "--shard is not for --llm: which tasks share a thing is known only when all are made",
-            remedy="run it with several --seed instead, join the files, and divide them: mcpagent data split",
-        )
+    return not (source.explore or source.seed_value) and source.templates == "core"
 
 
 def _made(document: Mapping[str, Any], out: Path) -> Iterator[Block]:

@@ -38,7 +38,6 @@ from mcpagent.synth.templates.pools import SPLITS
 from mcpagent.synth.templates.rules import (
     GeneratedData,
     generate_dataset,
-    share_of,
     short_note,
     why_short,
 )
@@ -71,17 +70,14 @@ def make_dataset(
     explore: bool,
     console: Console,
     seed_values: Mapping[str, Sequence[str]] | None = None,
-    shard: tuple[int, int] = (1, 1),
 ) -> JsonObject:
     """Generate the tasks and write the splits; the document of `gen-data --json`. `templates` is `core`,
     `full` or a folder. Without a template for the servers, and with `explore`, the tasks come from what
-    read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). A `shard` (I, N) makes
-    the I-th of N shares of the tasks. Raises UserError."""
+    read-only tools are seen to do, asked first about `seed_values` (`values_by_slot`). Raises UserError."""
     started = time.perf_counter()
     template_set = load_templates(
         resource_path(_SHIPPED[templates]) if templates in _SHIPPED else Path(templates)
     )
-    share = share_of(output.counts, shard)
     more: JsonObject = {}
     with open_tools(tools, on_note=console.note) as opened:
         make: Callable[..., Coroutine[Any, Any, GeneratedData]]
@@ -97,13 +93,12 @@ def make_dataset(
             )
         else:
             make = partial(generate_dataset, opened.pool, fitting)
-        with console.progress("Tasks", total=sum(share.values())) as advance:
+        with console.progress("Tasks", total=sum(output.counts.values())) as advance:
             making = make(
                 counts=output.counts,
                 seed=seed,
                 distractors=distractors,
                 on_progress=lambda split, kept: advance(kept, note=split),
-                shard=shard,
             )
             data = opened.io.run(making)
         if explore:
@@ -115,7 +110,7 @@ def make_dataset(
     paths = write_splits(data.tasks, output.folder, servers=output.servers, overwrite=output.overwrite)
     document = _document(data, paths, template_set, seed=seed, seconds=time.perf_counter() - started)
     document |= more
-    if short := data.short_of(share):
+    if short := data.short_of(output.counts):
         document["short"] = {split: {"made": made, "asked": asked} for split, (made, asked) in short.items()}
         console.note(short_note(short, why_short(data)))
     return document

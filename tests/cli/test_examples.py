@@ -113,7 +113,6 @@ LONG = "minutes; tests/slow runs it, or what it runs"
 EXT = "run by tests/test_extending.py, with the files that the page makes"
 STAYS = "serves until it is stopped, on a fixed port or in a sandbox that not every machine has"
 ELSEWHERE = {
-    "mcpagent gen-data --train 800 --heldout 240 --shard 1/8 --out data/part-1": "tests/synth/test_shards.py",
     "mcpagent convert chats.jsonl --servers mcp.json --out data/mine": "tests/synth/chats/test_chats.py",
     "mcpagent convert chats.jsonl --servers mcp.json --model gpt-5-mini --set api.max_cost=2"
     " --out data/mine": KEY,

@@ -29,15 +29,13 @@ def commands(path: Path) -> Iterator[list[str]]:
         text = yaml.safe_load(text)["spec"]["entrypoint"]
     for line in text.splitlines():
         line = re.sub(r'"?\$\{?\w+(?:\[@\])?\}?"?', "1", line.partition(" #")[0])
-        found = re.search(
-            r"(?:mcpagent\.cli\.main|/mcpagent\"?|\bmcpagent) ((?:train|eval|gen-data) .*)", line
-        )
+        found = re.search(r"(?:mcpagent\.cli\.main|/mcpagent\"?|\bmcpagent) ((?:train|eval) .*)", line)
         if found and not line.startswith("#"):
             yield shlex.split(found[1].replace('"', ""))
 
 
 def test_there_is_a_recipe_for_each_way() -> None:
-    names = ["data-array", "eval-array", "skyrl-ray", "train-nodes"]
+    names = ["eval-array", "skyrl-ray", "train-nodes"]
     assert [path.name for path in SCRIPTS] == [f"{name}.sbatch" for name in names]
     page = (ROOT / "docs" / "scale.md").read_text()
     assert all(f"recipes/scale/{path.name}" in page for path in (*SCRIPTS, KUBERAY))

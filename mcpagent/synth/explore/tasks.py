@@ -77,14 +77,13 @@ async def explore_dataset(
     on_progress: Progress | None = None,
     learned: Learned,
     asked: Asked | None = None,
-    shard: tuple[int, int] = (1, 1),
 ) -> GeneratedData:
     """Return up to `counts[split]` distinct tasks for each split: as many as what was `learned` has matter
     for.
 
     What is asked about in one split is not in another, and no call of training is about it either. `asked`
-    says which questions, of every shape if it is None. A `shard` (I, N) makes the I-th of N shares. Raises
-    UserError if no tool may be called, or none gives anything to ask about.
+    says which questions, of every shape if it is None. Raises UserError if no tool may be called,
+    or none gives anything to ask about.
     """
     check_counts(counts)
     facts, asked = [fact for fact in learned.graph.facts if fact.is_sayable], asked or Asked()
@@ -128,7 +127,6 @@ async def explore_dataset(
         catalog_hash=offer.catalog_hash,
         cache=learned.cache,
         on_progress=on_progress,
-        shard=shard,
     )
 
 

@@ -125,13 +125,12 @@ async def generate_dataset(
     seed: int,
     distractors: int | None = None,
     on_progress: Progress | None = None,
-    shard: tuple[int, int] = (1, 1),
 ) -> GeneratedData:
     """Up to `counts[split]` distinct tasks for each split: as many as the templates give with its entities,
     the same for the same seed, templates and servers.
 
     An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
-    with each task. A `shard` (I, N) makes the I-th of N shares. Raises UserError if there is not one task.
+    with each task. Raises UserError if there is not one task.
     """
     check_counts(counts)
     cache = CallCache(pool)
@@ -158,7 +157,6 @@ async def generate_dataset(
         catalog_hash=offer.catalog_hash,
         cache=cache,
         on_progress=on_progress,
-        shard=shard,
     )
 
 
@@ -243,12 +241,6 @@ class TaskSource(Protocol[_C]):
         ...
 
 
-def share_of(counts: Mapping[str, int], shard: tuple[int, int]) -> dict[str, int]:
-    """Return how many tasks of each split the shard (I, N) makes."""
-    number, of = shard
-    return {split: count * number // of - count * (number - 1) // of for split, count in counts.items()}
-
-
 async def fill_splits(
     sources: Mapping[str, TaskSource[_C]],
     counts: Mapping[str, int],
@@ -257,14 +249,13 @@ async def fill_splits(
     catalog_hash: str,
     cache: CallCache,
     on_progress: Progress | None = None,
-    shard: tuple[int, int] = (1, 1),
 ) -> GeneratedData:
     """Return up to `counts[split]` proven tasks of each source with the account of how they were found.
     `entities` are how many things there were to ask about. Raises UserError if there is not one task."""
-    data, share = GeneratedData(entities=entities, catalog_hash=catalog_hash), share_of(counts, shard)
+    data = GeneratedData(entities=entities, catalog_hash=catalog_hash)
     tasks: dict[str, Sequence[Task]] = {split: () for split in SPLITS if counts.get(split)}
     for split, source in sources.items():
-        tasks[split] = await fill_split(source, share[split], data, on_progress, shard)
+        tasks[split] = await fill_split(source, counts[split], data, on_progress)
     if not any(tasks.values()):
         raise without_a_task(counts, data)
     data.tasks, data.executed_calls = tasks, cache.executed
@@ -276,12 +267,9 @@ async def fill_split(
     count: int,
     data: GeneratedData,
     on_progress: Progress | None,
-    shard: tuple[int, int] = (1, 1),
 ) -> Sequence[Task]:
-    """Return `count` proven tasks of the source; fewer if it has no more. Of the candidates, those are tried
-    that a hash of their key gives to the `shard` (I, N), so that no two shards make the same task."""
+    """Return `count` proven tasks of the source; fewer if it has no more."""
     kept: DiskList[Task] = DiskList()
-    number, of = shard
     fruitless = made = 0
     while made < count:
         before = len(kept)
@@ -294,9 +282,6 @@ async def fill_split(
                 data.rejects[RejectCode.DUPLICATE] += 1
                 continue
             data.tried.add(key)
-            if derive_seed(0, "shard", candidate.key) % of != number - 1:
-                data.candidates -= 1
-                continue
             batch.append(candidate)
         outcomes = await asyncio.gather(*map(source.make, batch))
         for outcome in outcomes:
