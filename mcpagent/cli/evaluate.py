@@ -34,7 +34,6 @@ from mcpagent.cli.results import (
     metrics_blocks,
 )
 from mcpagent.console import Block, Console, Facts, counted
-from mcpagent.evaluate.compare import POINTS
 from mcpagent.storage.checkpoints import choose_checkpoint
 from mcpagent.storage.locks import locked_file
 from mcpagent.storage.trajectories import token_file
@@ -56,10 +55,6 @@ _Out = Annotated[
 def compare(
     a: Annotated[Path, typer.Argument(help="A result of eval --out, or trajectories.", show_default=False)],
     b: Annotated[Path, typer.Argument(help="What it is compared with.", show_default=False)],
-    points: Annotated[
-        float,
-        typer.Option(min=0.1, max=100.0, help="Say how many tasks decide a difference of this many points."),
-    ] = 100 * POINTS,
     as_json: Json = False,
 ) -> None:
     """Compare two evaluations task by task: whether B is better than A, or it is chance.
@@ -69,7 +64,7 @@ def compare(
     from mcpagent.run.evaluate import compare_files
 
     console = Console(is_json=as_json)
-    result = compare_files(a, b, points=points / 100, console=console)
+    result = compare_files(a, b, console=console)
     console.print_blocks(result, comparison_blocks(result, str(a), str(b)))
 
 

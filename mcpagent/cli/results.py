@@ -10,7 +10,6 @@ from mcpagent.console import METRIC_COLUMNS, Block, Facts, Table, counted, metri
 from mcpagent.core.records import JsonObject
 from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.compare import Comparison
-from mcpagent.evaluate.intervals import FEWEST_TASKS
 from mcpagent.evaluate.summary import ABOUT_ANY_FORM, IN_ANY_FORM, EvalSummary, is_rate
 
 if TYPE_CHECKING:
@@ -92,7 +91,6 @@ def comparison_blocks(result: Comparison, a: str, b: str) -> Iterator[Block]:
         metric_row("   scored only", result.difference_scored, is_rate=True, signed=True),
     ]
     yield Table("Task success, unscored counted as failed", METRIC_COLUMNS, rows)
-    yield from _slice_blocks(result)
     counts = (("a", result.a_count), ("b", result.b_count))
     unscored = ", ".join(f"{name} {n.unscored} of {n.episodes} episodes" for name, n in counts)
     yield Facts([("unscored", unscored)])
@@ -107,35 +105,14 @@ def comparison_blocks(result: Comparison, a: str, b: str) -> Iterator[Block]:
     yield from _needed_blocks(result)
 
 
-def _slice_blocks(result: Comparison) -> Iterator[Block]:
-    rows: list[Sequence[str]] = []
-    for name, parts in result.slices.items():
-        rows.append((f"by {name}", "", "", "", ""))
-        for part, one in parts.items():
-            cells = metric_row(f"  {part}", one.difference, is_rate=True, signed=True)
-            p_value = "-" if one.adjusted_p is None else f"{one.adjusted_p:.3f}{' *' if one.differs else ''}"
-            rows.append((*cells, p_value))
-    if not rows:
-        return
-    yield Table("Where they differ", ("", "b - a", *METRIC_COLUMNS[2:], "p"), rows)
-    slices = [one for parts in result.slices.values() for one in parts.values()]
-    differing = (
-        f"{sum(one.differs for one in slices)} of {len(slices)} differ (*); p values are corrected for their "
-        f"number (Holm), intervals are not; a part of fewer than {FEWEST_TASKS} tasks is not tested"
-    )
-    yield Facts([("slices", differing)])
-
-
 def _needed_blocks(result: Comparison) -> Iterator[Block]:
     needed = result.needed
     if needed is None or result.difference.value is None:
         return
-    parts: list[str] = []
+    facts: list[tuple[str, str]] = []
     if needed.for_seen is not None:
-        seen = 100 * abs(result.difference.value)
-        parts.append(f"{needed.for_seen} for the difference seen ({seen:.1f} points)")
-    parts.append(f"{needed.for_points} for one of {100 * needed.points:g} points")
-    facts = [("needed", f"tasks to find a difference in 4 of 5 comparisons: {', '.join(parts)}")]
+        seen = f"{100 * abs(result.difference.value):.1f} points"
+        facts.append(("needed", f"{needed.for_seen} tasks to find the {seen} seen in 4 of 5 comparisons"))
     if needed.smallest is not None:
         tasks, points = counted(result.difference.n, "task"), 100 * needed.smallest
         facts.append(("", f"these {tasks} find one of {points:.1f} points"))

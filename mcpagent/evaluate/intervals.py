@@ -54,13 +54,11 @@ class TasksNeeded(Record):
     """The number of tasks like these, with as many attempts at each, that find a difference (p < 0.05) in 4
     of 5 comparisons if there is one.
 
-    `for_seen` is for the difference that was seen, None if none was; `for_points` for one of `points`
-    (0..1); `smallest` is what the tasks at hand find. None for a number that no count of tasks reaches."""
+    `for_seen` is for the difference that was seen, None if none was; `smallest` is the one that the tasks at
+    hand find, None if they find none."""
 
     power: float
     for_seen: int | None
-    points: float
-    for_points: int
     smallest: float | None
 
 
@@ -109,9 +107,7 @@ def paired_difference(
     )
 
 
-def tasks_needed(
-    a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], *, points: float
-) -> TasksNeeded | None:
+def tasks_needed(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> TasksNeeded | None:
     """Return what a comparison of rates by task needs, from the spread of `b - a` over the tasks that both
     hold (n = ((z_0.975 + z_0.8) * spread / difference)^2); None with fewer than two.
 
@@ -124,30 +120,16 @@ def tasks_needed(
     spread = float(deltas.std(ddof=1))
     if spread < _EQUAL:
         spread = math.sqrt(rate_interval(0, n).ci_high or 0.0)
-
-    def count(difference: float) -> int:
-        return max(FEWEST_TASKS, math.ceil(((Z_95 + _Z_POWER) * spread / difference) ** 2))
-
     seen = abs(float(deltas.mean()))
     smallest = (Z_95 + _Z_POWER) * spread / math.sqrt(n)
+    for_seen = None
+    if seen > _EQUAL:
+        for_seen = max(FEWEST_TASKS, math.ceil(((Z_95 + _Z_POWER) * spread / seen) ** 2))
     return TasksNeeded(
         power=POWER,
-        for_seen=count(seen) if seen > _EQUAL else None,
-        points=points,
-        for_points=count(points),
+        for_seen=for_seen,
         smallest=smallest if smallest <= 1.0 else None,
     )
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values adjusted for their number, in the same order: with those below 0.05 called different,
-    the chance that any is called so wrongly is 0.05 at most (S. Holm, Scand. J. Statist. 6 (1979) 65)."""
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
 
 
 def unpaired_difference(a: Sequence[float], b: Sequence[float], *, seed: int) -> Metric:

@@ -13,11 +13,10 @@ from pathlib import Path
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
-from mcpagent.evaluate.compare import POINTS, Comparison, compare
+from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.stored import read_document
 from mcpagent.evaluate.summary import EvalResult, summarise
 from mcpagent.interrupts import Interrupted
@@ -308,7 +307,7 @@ def _trajectories_of(result: Path) -> Path:
     )
 
 
-def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console | None = None) -> Comparison:
+def compare_files(a: Path, b: Path, *, console: Console | None = None) -> Comparison:
     """Compare `b` with `a` task by task; each is a result of `evaluate_model` or a file of trajectories. Note
     what else differs between them. Raises UserError."""
     console = console or Console()
@@ -331,22 +330,13 @@ def compare_files(a: Path, b: Path, *, points: float = POINTS, console: Console 
         console.note(
             f"{a} and {b} differ in {', '.join(others)} too, so the difference is not the model's alone"
         )
-    is_same = bool(right.provenance) and not others  # as far as both say what they were made with
-    return compare(left, right, tasks=_tasks_of(left.provenance) if is_same else (), points=points)
+    return compare(left, right)
 
 
 def _regrade_command(path: Path) -> str:
     """Return the command that grades an evaluation by this version's grader."""
     of_tasks = " --data TASKS.jsonl" if path.name.endswith(RECORDS_SUFFIXES) else ""
     return f"mcpagent eval regrade {shlex.quote(str(path))}{of_tasks} --out REGRADED.json"
-
-
-def _tasks_of(facts: JsonObject) -> Sequence[Task]:
-    """Return the tasks of an evaluation, none if their file is not there any more or has changed."""
-    path = Path(str(_at(facts, "dataset.path")))
-    if not path.is_file() or sha256_of(path) != _at(facts, "dataset.sha256"):
-        return ()
-    return DiskList(read_tasks(path))
 
 
 def read_evaluation(path: Path) -> EvalResult:

@@ -139,8 +139,6 @@ CASES = {
     "eval model gold --data {w}/tasks.jsonl --resume": ["--out"],
     "eval model gold --data {w}/tasks.jsonl --out {w}/cut.json --resume": ["cut.json"],
     "eval model gold --data {w}/tasks.jsonl --out {w}/lonely.json --resume": ["lonely"],
-    "eval compare {w}/good.json {w}/good.json --points 0": ["--points"],
-    "eval compare {w}/good.json {w}/good.json --points nan": ["points"],
     "eval judge-check --data {w}/tasks.jsonl --episodes {w}/middle.jsonl --set judge.model=m": [
         "middle.jsonl:1"
     ],

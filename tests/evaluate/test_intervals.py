@@ -16,7 +16,6 @@ from mcpagent.core.records import Metric
 from mcpagent.evaluate.intervals import (
     RESAMPLES,
     clustered_mean,
-    holm,
     paired_difference,
     unpaired_difference,
 )
@@ -95,19 +94,6 @@ def test_sign_flip_p_agrees_with_the_binomial_for_many_equal_moves() -> None:
     assert result.p_value == pytest.approx(exact, abs=0.01)  # 10 000 draws: standard error 0.002
     # The mid-p leaves out half of what is exactly as far: P(Bin(30, 1/2) = 21), from either side.
     assert result.mid_p == pytest.approx(exact - math.comb(30, 21) / 2**30, abs=0.01)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_adjusted_p_values_reject_what_the_step_down_procedure_rejects(p_values: list[float]) -> None:
-    # The procedure as it is defined: from the smallest on, reject while p <= 0.05 / (those that are left).
-    rejected: set[int] = set()
-    for left, index in zip(
-        range(len(p_values), 0, -1), sorted(range(len(p_values)), key=lambda i: p_values[i]), strict=True
-    ):
-        if p_values[index] * left > 0.05:
-            break
-        rejected.add(index)
-    assert {i for i, p in enumerate(holm(p_values)) if p <= 0.05} == rejected
 
 
 def test_equal_sides_show_no_difference() -> None:
