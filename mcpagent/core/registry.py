@@ -96,10 +96,9 @@ BACKENDS = Family(
 TRACKERS = Family(
     "tracker",  # tracking.backends, each the name of its package too: called with a `TrackedRun`
     {
-        "wandb": "mcpagent.train.trackers:Wandb",  # Weights & Biases
-        "weave": "mcpagent.train.trackers:Weave",  # episodes as traces
-        "trackio": "mcpagent.train.trackers:Trackio",  # a local dashboard
-        "tensorboard": "mcpagent.train.trackers:TensorBoard",  # event files
+        "wandb": "mcpagent.train.trackers:open_wandb",  # Weights & Biases
+        "weave": "mcpagent.train.trackers:open_weave",  # episodes as traces
+        "tensorboard": "mcpagent.train.trackers:open_tensorboard",  # event files
     },
 )
 

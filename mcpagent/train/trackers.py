@@ -1,5 +1,5 @@
-"""Where metrics go besides metrics.jsonl: wandb, weave, trackio, tensorboard, each optional and kept at a
-distance. A tracker lives on a thread of its own; one that fails or hangs is reported once and left alone."""
+"""Where metrics go besides metrics.jsonl: wandb, weave, tensorboard, each optional and kept at a distance. A
+tracker lives on a thread of its own; one that fails or hangs is reported once and left alone."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mcpagent.config.environment import environment
 from mcpagent.config.schema import TrainConfig
@@ -27,7 +27,7 @@ from mcpagent.storage.run_folder import RunFolder
 
 _WAITING_STEPS = 256  # that a slow tracker may be behind before it counts as hanging
 _TAKE_EPISODES = {"weave"}
-_OWN_VARIABLES = ("WANDB_", "WEAVE_", "TRACKIO_")
+_OWN_VARIABLES = ("WANDB_", "WEAVE_")
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -57,16 +57,13 @@ class TrackedRun:
         )
 
 
-class Tracker(Protocol):
-    """Called from one thread, in the order of the steps."""
+@dataclass(frozen=True)
+class Tracker:
+    """A service that is open. Both are called from one thread: `log` with each step in its order, its numbers
+    and its episodes; `close` when nothing more will come."""
 
-    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
-        """A step: its numbers and its episodes."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more will come; write what is buffered."""
-        ...
+    log: Callable[[int, JsonObject, Sequence[JsonObject]], None]
+    close: Callable[[], object]
 
 
 class TrackerThread:
@@ -188,72 +185,38 @@ def require_tracker(backend: str) -> None:
         raise UserError(
             f"the tracker {backend} is not installed",
             where="tracking.backends",
-            remedy=f"{pip_install(backend)} (or mcpagent[track] for all four)",
+            remedy=f"{pip_install(backend)} (or mcpagent[track] for all three)",
         )
 
 
-class Wandb:
-    """Numbers to Weights & Biases."""
+def open_wandb(run: TrackedRun) -> Tracker:
+    """Open Weights & Biases, which gets numbers."""
+    import wandb
 
-    def __init__(self, run: TrackedRun) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=run.project,
-            name=run.name,
-            dir=str(run.folder),
-            config=run.config,
-            mode="online" if run.is_online else "offline",
-        )
-
-    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
-        """Log the numbers of a step; the episodes are not sent."""
-        self._run.log(metrics, step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
+    opened = wandb.init(
+        project=run.project,
+        name=run.name,
+        dir=str(run.folder),
+        config=run.config,
+        mode="online" if run.is_online else "offline",
+    )
+    return Tracker(lambda step, metrics, _: opened.log(metrics, step=step), opened.finish)
 
 
-class Trackio:
-    """Numbers to a local trackio dashboard."""
+def open_tensorboard(run: TrackedRun) -> Tracker:
+    """Open event files, which get numbers."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run: TrackedRun) -> None:
-        # Its dashboard reads from here: `trackio show` with the same TRACKIO_DIR.
-        os.environ.setdefault("TRACKIO_DIR", str(run.folder / "trackio"))
-        import trackio
+    # Steps after the one that a resumed run goes on from were rolled back: they are hidden.
+    writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.begins_at + 1)
+    writer.add_text("config", "\n".join(f"    {k}: {v}" for k, v in run.config.items()))
 
-        self._trackio = trackio
-        trackio.init(project=run.project, name=run.name, config=run.config, embed=False)
-
-    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
-        """Log the numbers of a step; the episodes are not sent."""
-        self._trackio.log(metrics, step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._trackio.finish()
-
-
-class TensorBoard:
-    """Numbers to event files."""
-
-    def __init__(self, run: TrackedRun) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # Steps after the one that a resumed run goes on from were rolled back: they are hidden.
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.begins_at + 1)
-        self._writer.add_text("config", "\n".join(f"    {k}: {v}" for k, v in run.config.items()))
-
-    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
-        """Write the numbers of a step, and flush them."""
+    def log(step: int, metrics: JsonObject, _: Sequence[JsonObject]) -> None:
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, global_step=step)
-        self._writer.flush()
+            writer.add_scalar(name, value, global_step=step)
+        writer.flush()
 
-    def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
 def weave_project(run: TrackedRun) -> str:
@@ -262,25 +225,18 @@ def weave_project(run: TrackedRun) -> str:
     return run.project if entity is None or "/" in run.project else f"{entity}/{run.project}"
 
 
-class Weave:
-    """Episodes as traces. Weave has no offline mode; the run keeps its episodes anyway."""
+def open_weave(run: TrackedRun) -> Tracker:
+    """Open Weave, which gets each episode as one call. It has no offline mode; the run keeps its episodes
+    anyway."""
+    if not run.is_online:
+        raise RunError("it has no offline mode; the episodes are in trajectories/ of the run")
+    import weave
 
-    def __init__(self, run: TrackedRun) -> None:
-        if not run.is_online:
-            raise RunError("it has no offline mode; the episodes are in trajectories/ of the run")
-        import weave
+    client = weave.init(weave_project(run))
 
-        self._weave = weave
-        self._client = weave.init(weave_project(run))
-
-    def log(self, step: int, metrics: JsonObject, trajectories: Sequence[JsonObject]) -> None:
-        """Log each episode as one call."""
+    def log(step: int, _: JsonObject, trajectories: Sequence[JsonObject]) -> None:
         for trajectory in trajectories:
-            call = self._client.create_call(
-                "episode", {"step": step, "task_id": trajectory["task_id"], "prompt": trajectory["prompt"]}
-            )
-            self._client.finish_call(call, output=trajectory)
+            told = {"step": step, "task_id": trajectory["task_id"], "prompt": trajectory["prompt"]}
+            client.finish_call(client.create_call("episode", told), output=trajectory)
 
-    def close(self) -> None:
-        """Finish the client."""
-        self._weave.finish()
+    return Tracker(log, weave.finish)

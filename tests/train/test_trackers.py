@@ -20,8 +20,8 @@ from mcpagent.train.trackers import (
     Tracker,
     Trackers,
     TrackerThread,
-    Weave,
     open_trackers,
+    open_weave,
     safe_config,
     weave_project,
 )
@@ -40,6 +40,9 @@ class Recording:
 
     def close(self) -> None:
         self.closed = True
+
+    def opened(self) -> Tracker:
+        return Tracker(self.log, self.close)
 
 
 class Failing(Recording):
@@ -67,7 +70,7 @@ def started(
 def test_a_tracker_gets_every_step_in_order_and_is_closed() -> None:
     notes: list[str] = []
     recording = Recording()
-    trackers = Trackers([TrackerThread("weave", lambda: recording, note=notes.append)])
+    trackers = Trackers([TrackerThread("weave", recording.opened, note=notes.append)])
     episode = trajectory("a", 0, 1.0)
     for step in range(1, 51):
         trackers.log(step, {"step": step, "loss": 0.5, "phase": "copy"}, [episode])
@@ -82,7 +85,7 @@ def test_a_tracker_gets_every_step_in_order_and_is_closed() -> None:
 def test_a_tracker_that_raises_is_reported_once_and_stops_nothing() -> None:
     notes: list[str] = []
     bad, good = Failing(), Recording()
-    trackers = Trackers([started(lambda: bad, notes), TrackerThread("good", lambda: good, note=notes.append)])
+    trackers = Trackers([started(bad.opened, notes), TrackerThread("good", good.opened, note=notes.append)])
     for step in range(1, 6):
         trackers.log(step, {"loss": 0.5}, [])
     trackers.close()
@@ -106,7 +109,7 @@ def test_a_tracker_that_cannot_be_opened_is_reported_once() -> None:
 def test_a_tracker_that_hangs_is_left_alone_when_it_is_far_behind() -> None:
     notes: list[str] = []
     hanging = Hanging()
-    thread = started(lambda: hanging, notes)
+    thread = started(hanging.opened, notes)
     for step in range(1000):  # returns at once each time, or this test would take its bound
         thread.log(step, {}, [])
     thread.close()
@@ -118,7 +121,7 @@ def test_a_tracker_that_hangs_is_left_alone_when_it_is_far_behind() -> None:
 def test_a_tracker_that_hangs_does_not_keep_the_run_from_ending() -> None:
     notes: list[str] = []
     hanging = Hanging()
-    thread = started(lambda: hanging, notes, deadline_s=0.05)
+    thread = started(hanging.opened, notes, deadline_s=0.05)
     thread.log(1, {}, [])
     thread.close()
     hanging.released.set()
@@ -137,7 +140,7 @@ def test_no_secret_reaches_a_tracker() -> None:
     assert safe["vllm"]["servers"] == ["http://gpu:8000/v1"]
     assert safe["tools"]["servers"] == "/etc/[FMP_API_KEY]/mcp.json"
     recording = Recording()
-    trackers = Trackers([TrackerThread("weave", lambda: recording, note=print)])
+    trackers = Trackers([TrackerThread("weave", recording.opened, note=print)])
     leaky = trajectory("a", 0, 1.0).model_copy(update={"final_answer": f"the key is {secret}"})
     trackers.log(1, {}, [leaky])
     trackers.close()
@@ -145,7 +148,7 @@ def test_no_secret_reaches_a_tracker() -> None:
 
 
 def test_a_missing_package_is_one_error_with_its_install_command(tmp_path: Path) -> None:
-    missing = [n for n in ("wandb", "weave", "trackio", "tensorboard") if not importlib.util.find_spec(n)]
+    missing = [n for n in ("wandb", "weave", "tensorboard") if not importlib.util.find_spec(n)]
     if not missing:
         pytest.skip("all trackers are installed here")
     with pytest.raises(UserError, match=f"tracker {missing[0]} is not installed") as caught:
@@ -161,7 +164,7 @@ def a_run(folder: Path) -> TrackedRun:
 
 def test_weave_offline_is_off_with_one_note(tmp_path: Path) -> None:
     notes: list[str] = []
-    thread = TrackerThread("weave", lambda: Weave(a_run(tmp_path)), note=notes.append)
+    thread = TrackerThread("weave", lambda: open_weave(a_run(tmp_path)), note=notes.append)
     thread.close()
     assert len(notes) == 1 and "weave is off from here on" in notes[0] and "trajectories/" in notes[0]
     assert list(tmp_path.iterdir()) == []
@@ -185,7 +188,7 @@ print(json.dumps(notes))
 """
 
 
-@pytest.mark.parametrize("backend", ["wandb", "trackio", "tensorboard"])
+@pytest.mark.parametrize("backend", ["wandb", "tensorboard"])
 def test_the_real_package_takes_a_run_offline(backend: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed: python -m pip install 'mcpagent[track]'")
