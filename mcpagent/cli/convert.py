@@ -34,12 +34,12 @@ from mcpagent.console import Block, Console, Table, counted
 from mcpagent.errors import UserError
 from mcpagent.servers.names import BUILTIN_NAMES
 from mcpagent.storage.datasets import write_jsonl
+from mcpagent.storage.json_stream import plain_suffix
 from mcpagent.storage.locks import locked_file, locked_folder
 
 if TYPE_CHECKING:
     from mcpagent.synth.chats.answer import AnswerWriter
     from mcpagent.synth.chats.convert import ChatConversion
-    from mcpagent.synth.datasets.describe import DatasetCounts
     from mcpagent.synth.dependent.convert import Conversion
     from mcpagent.tools.setup import Tools
 
@@ -58,8 +58,8 @@ def convert(
     out: Annotated[
         Path,
         typer.Option(
-            help="A folder for train.jsonl (of chats also validation.jsonl and heldout.jsonl), or one file: "
-            ".jsonl or .json, also .gz and .zst.",
+            help="A folder for train.jsonl, of chats also validation.jsonl and heldout.jsonl; of a spec also "
+            "a file: .jsonl or .json, also .gz and .zst.",
         ),
     ] = Path("data/processed"),
     servers: Annotated[
@@ -135,6 +135,8 @@ def convert(
             source, out, tools, console, execute=execute, keep_going=keep_going, overwrite=overwrite
         )
         return
+    if plain_suffix(out) in (".json", ".jsonl"):
+        raise UserError("chats become a file for each split", where=f"--out {out}", remedy="name a folder")
     if config is None:
         raise UserError(
             "the calls of chats are made on live servers, and none are named",
@@ -142,8 +144,7 @@ def convert(
             remedy="add --servers mcp.json (or --servers builtin)",
         )
     if yes_read_only or (console.is_terminal and sys.stdin.isatty() and not as_json):
-        folder = out if _is_folder(out) else out.parent
-        tools = with_readers(config.tools, console, takes_guess=yes_read_only, folder=folder)
+        tools = with_readers(config.tools, console, takes_guess=yes_read_only, folder=out)
         config = config.model_copy(update={"tools": tools})
     asking = None if model is None else _Asking(model, batch, answers)
     _convert_chats(source, out, config, asking, console, overwrite=overwrite)
@@ -157,10 +158,6 @@ class _Asking:
     model: str
     batch: Path | None
     answers: Path | None
-
-
-def _is_folder(out: Path) -> bool:
-    return not out.suffix or out.is_dir()
 
 
 def _config(options: ConfigOptions, read_only: list[str] | None, console: Console) -> TrainConfig:
@@ -184,15 +181,10 @@ def _convert_chats(
     from mcpagent.synth.generate import check_dataset_servers, check_output, split_path, write_placed
     from mcpagent.synth.templates.pools import SPLITS
 
-    is_folder = _is_folder(out)
-    folder = out if is_folder else out.parent
-    rejects = folder / "rejects.jsonl" if is_folder else out.with_name(f"{out.name}.rejects.jsonl")
-    remembered = DatasetServers.of(folder, config.tools)
-    with locked_folder(folder) if is_folder else locked_file(out):
-        if is_folder:
-            check_output(folder, overwrite=overwrite)
-        else:
-            refuse_existing(out, overwrite=overwrite)
+    rejects = out / "rejects.jsonl"
+    remembered = DatasetServers.of(out, config.tools)
+    with locked_folder(out):
+        check_output(out, overwrite=overwrite)
         check_dataset_servers(remembered, overwrite=overwrite)
         conversion, writer, waiting = _converted_chats(source, config, asking, console)
         if asking is not None and waiting:
@@ -207,14 +199,10 @@ def _convert_chats(
                 remedy="the table says why",
                 details={"rejects": conversion.rejects()},
             )
-        if is_folder:
-            placed_tasks = list(placed(conversion.tasks))
-            written = write_placed(placed_tasks, folder, splits=SPLITS, servers=remembered)
-            counts = count_tasks(task for _, task in placed_tasks)
-            paths = {split: str(split_path(folder, split)) for split in SPLITS if written[split]}
-        else:
-            counts = _write_file(out, conversion, remembered)
-            paths = {"all": str(out)}
+        placed_tasks = list(placed(conversion.tasks))
+        written = write_placed(placed_tasks, out, splits=SPLITS, servers=remembered)
+        counts = count_tasks(task for _, task in placed_tasks)
+        paths = {split: str(split_path(out, split)) for split in SPLITS if written[split]}
         if conversion.left_out:
             write_jsonl(rejects, conversion.left_out)
         else:
@@ -232,18 +220,6 @@ def _convert_chats(
         **({} if writer is None else {"answers": dict(writer.outcomes)}),
     }
     console.print_blocks(document, _made(document, conversion))
-
-
-def _write_file(
-    out: Path, conversion: ChatConversion | Conversion, servers: DatasetServers | None
-) -> DatasetCounts:
-    from mcpagent.synth.datasets.describe import DatasetCounts
-    from mcpagent.synth.generate import write_servers
-
-    counts = DatasetCounts()
-    write_servers(servers)
-    write_jsonl(out, counts.passed(conversion.tasks))
-    return counts
 
 
 def _converted_chats(
@@ -321,8 +297,7 @@ def _left_out(conversion: ChatConversion) -> Iterator[Block]:
 def _made(document: Mapping[str, Any], conversion: ChatConversion) -> Iterator[Block]:
     yield from _left_out(conversion)
     for split, path in document["paths"].items():
-        count = document["by_split"].get(split, document["records"])
-        yield f"{counted(count, 'task')} in {path}"
+        yield f"{counted(document['by_split'][split], 'task')} in {path}"
     yield "graded by " + ", ".join(f"{how} {n}" for how, n in document["graded_by"].items())
     if "answers" in document:
         yield "answers of the model: " + ", ".join(f"{what} {n}" for what, n in document["answers"].items())
@@ -341,7 +316,8 @@ def _convert_spec(
     keep_going: bool,
     overwrite: bool,
 ) -> None:
-    from mcpagent.synth.generate import check_dataset_servers
+    from mcpagent.synth.datasets.describe import count_tasks
+    from mcpagent.synth.generate import check_dataset_servers, write_servers
 
     refuse_existing(out, overwrite=overwrite)
     remembered = None if tools is None else DatasetServers.of(out.parent, tools)
@@ -360,11 +336,12 @@ def _convert_spec(
             _refuse(conversion, spec, console)
         if not conversion.tasks:
             raise UserError("the spec holds no task", where=str(spec), remedy="nothing was written")
-        counts = _write_file(out, conversion, remembered)
+        write_servers(remembered)
+        write_jsonl(out, conversion.tasks)
         if conversion.faults:
             write_jsonl(rejects, conversion.rejects)
     document = {
-        **counts.as_json(),
+        **count_tasks(conversion.tasks).as_json(),
         "path": out,
         "rejected": len(conversion.rejects),
         "rejects": dict(Counter(fault.code.value for fault in conversion.faults)),

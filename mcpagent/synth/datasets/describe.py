@@ -45,12 +45,6 @@ class DatasetCounts:
         for n, counter in enumerate(self.sequences, 1):
             counter.update(" > ".join(names[i : i + n]) for i in range(len(names) - n + 1))
 
-    def passed(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """Yield the tasks, each counted as it passes."""
-        for task in tasks:
-            self.add(task)
-            yield task
-
     def as_json(self) -> JsonObject:
         """Keys in a fixed order, so that equal datasets give equal documents."""
 

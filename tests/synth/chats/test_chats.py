@@ -43,9 +43,9 @@ def write_rows(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def convert(folder: Path, *options: str | Path, out: str = "mine") -> Any:
+def convert(folder: Path, *options: str | Path) -> Any:
     done = mcpagent(
-        "convert", *options, "--servers", folder / "mcp.json", "--out", folder / out, "--json", cwd=folder
+        "convert", *options, "--servers", folder / "mcp.json", "--out", folder / "mine", "--json", cwd=folder
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -177,7 +177,7 @@ def test_a_tool_that_is_declared_to_read_is_called_by_any_name_that_hosts_give_i
             ]
         )
     file = write_rows(tmp_path / "chats.jsonl", rows)
-    document = convert(tmp_path, file, "--read-only", "desk.find_person", out="one.jsonl")
+    document = convert(tmp_path, file, "--read-only", "desk.find_person")
     assert document["records"] == len(NAMES) + 2 and document["rejects"] == {"unknown_tool": 2}
 
 
@@ -186,7 +186,10 @@ def test_a_tool_that_looks_safe_is_called_if_that_is_asked_for(tmp_path: Path) -
     call = {"name": "find_person", "arguments": {"person": "Ada"}}
     asked = [{"role": "user", "content": "Where is Ada?"}, {"role": "assistant", "function_call": call}]
     file = write_rows(tmp_path / "chats.jsonl", [asked])
-    assert convert(tmp_path, file, "--yes-read-only", out="one.jsonl")["records"] == 1
+    one_file = ("convert", file, "--servers", "mcp.json", "--yes-read-only", "--out", "one.jsonl")
+    assert "name a folder" in refused(mcpagent(*one_file, cwd=tmp_path))
+    assert not (tmp_path / "one.jsonl").exists()
+    assert convert(tmp_path, file, "--yes-read-only")["records"] == 1
 
 
 def test_a_secret_stands_nowhere_in_what_is_written(world: World) -> None:
@@ -329,11 +332,14 @@ def test_a_model_names_the_answer_and_a_result_has_to_show_it(tmp_path: Path) ->
             "--set",
             f"api.base_url={model.url}",
         )
-        out = tmp_path / "all.jsonl"
+        out = tmp_path / "all"
         done = mcpagent("convert", file, *words, "--out", out, cwd=tmp_path, env={"OPENAI_API_KEY": API_KEY})
     assert done.returncode == 0, done.stderr
     assert "answers of the model: " in done.stdout and "not_shown 1" in done.stdout
-    tasks = {kept[task.extra_info["line"] - 1][1].name: task for task in read_tasks(out)}
+    splits = {path.name: path.read_text() for path in sorted(out.glob("[!r]*.jsonl"))}  # but rejects.jsonl
+    everything = tmp_path / "all.jsonl"
+    everything.write_text("".join(splits.values()))
+    tasks = {kept[task.extra_info["line"] - 1][1].name: task for task in read_tasks(everything)}
     assert set(tasks) == set(named)
     answer = tasks["one call"].truth.final_answer
     assert answer is not None and (answer.type, answer.value) == ("number", 211)
@@ -346,15 +352,15 @@ def test_a_model_names_the_answer_and_a_result_has_to_show_it(tmp_path: Path) ->
         assert task.truth.reference_answer
     # The last message of a log whose results are others today is nothing to hold an answer against.
     assert tasks["stale"].reward_spec.method == "rule"
-    done = mcpagent("data", "validate", out, "--execute", cwd=tmp_path)
+    done = mcpagent("data", "validate", everything, "--servers", "mcp.json", "--execute", cwd=tmp_path)
     assert "5 of 5 records are valid" in done.stdout, done.stderr
 
     # The same by files: the questions out, and nothing else; the answers in, and the tasks of the endpoint.
     words = ("--servers", tmp_path / "mcp.json", "--model", "scripted", "--set", "output_dir=batches")
-    files = [tmp_path / f"{each}.jsonl" for each in ("asked", "answered", "next", "same")]
-    asked, answered, later, same = files
+    files = [tmp_path / f"{each}.jsonl" for each in ("asked", "answered", "next")]
+    (asked, answered, later), same = files, tmp_path / "same"
     done = mcpagent("convert", file, *words, "--out", same, "--batch", asked, cwd=tmp_path)
-    assert done.returncode == 0 and "5 questions in" in done.stdout and not same.exists(), done.stderr
+    assert done.returncode == 0 and "5 questions in" in done.stdout and not [*same.glob("*")], done.stderr
     back: list[str] = []
     for line in map(json.loads, asked.read_text().splitlines()):
         said = answers(Received(line["url"], line["custom_id"], 9, line["body"], "")).body
@@ -363,7 +369,7 @@ def test_a_model_names_the_answer_and_a_result_has_to_show_it(tmp_path: Path) ->
     words = (*words, "--answers", answered, "--batch", later)
     done = mcpagent("convert", file, *words, "--out", same, cwd=tmp_path)
     assert done.returncode == 0 and not later.exists(), done.stderr
-    assert same.read_text() == out.read_text()
+    assert {name: (same / name).read_text() for name in splits} == splits
     done = mcpagent("convert", file, "--servers", tmp_path / "mcp.json", "--batch", later, cwd=tmp_path)
     assert "--batch and --answers are for --model" in refused(done)
     # The questions of another file have a journal of their own.
