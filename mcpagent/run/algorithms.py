@@ -30,7 +30,6 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import ById, write_trajectories
 from mcpagent.train.actor import ActorRecords, ActorSettings, DriftCallback, LocalActor, roll_back
 from mcpagent.train.batch.samples import TrainSample
-from mcpagent.train.budget import ToolTotals
 from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import StepReport
 from mcpagent.train.learner.build import build_learner
@@ -176,11 +175,10 @@ def _open_grpo_actor(
     config, tools, watch = inputs.config, inputs.tools, inputs.watch
     prompts = -(-config.training.batch_size // inputs.processes.count)
     concurrency = min(config.rollout.num_envs, max(prompts * config.rollout.group_size, 1))
-    totals = ToolTotals(run.metrics())
     records = ActorRecords(
         processes=inputs.processes,
         ledger=inputs.ledger,
-        tool_metrics=lambda: totals.joined(tools.take_metrics()),
+        tool_metrics=tools.take_metrics,
         on_part=watch.on_part,
         on_validation=partial(store_validation, run, inputs.manifest["reward"]),
     )
