@@ -75,7 +75,7 @@ def cassette_fact(counts: JsonObject | None) -> tuple[str, str | None]:
     if counts is None:
         return "cassette", None
     parts = [f"{counts[name]} {name}" for name in ("replayed", "live", "recorded")]
-    parts += [f"{counts[name]} {name}" for name in ("restored", "refused", "volatile") if counts[name]]
+    parts += [f"{counts['volatile']} volatile"] if counts["volatile"] else []
     parts += [f"{count} missed ({reason.replace('_', ' ')})" for reason, count in counts["misses"].items()]
     return "cassette", f"{counts['mode']}: {', '.join(parts)}"
 

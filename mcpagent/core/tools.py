@@ -110,7 +110,7 @@ class FailureKind(StrEnum):
     CHANGED = "changed"  # the server no longer has the tool, or takes other arguments than it offered
     DENIED = "denied"  # the allow-list forbids the tool, or its SQL may write
     LIMIT = "limit"  # a limit of the episode was reached: the call was not made
-    CASSETTE = "cassette"  # the cassette has no answer, or one that its server no longer gives
+    CASSETTE = "cassette"  # a strict cassette has no answer
 
     @property
     def is_infrastructure(self) -> bool:

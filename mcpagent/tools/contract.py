@@ -18,7 +18,6 @@ class Purpose(StrEnum):
     SETUP = "setup"  # the environment, before the episode
     GRADE = "grade"  # the environment, reading the end state
     SYNTH = "synth"  # data synthesis
-    RESTORE = "restore"  # a cassette, bringing an instance to where its session already is
 
 
 class ToolSession(Protocol):

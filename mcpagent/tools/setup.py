@@ -15,7 +15,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.errors import UserError
 from mcpagent.parts import BUILTIN_SERVERS
 from mcpagent.storage.atomic import write_text
-from mcpagent.tools.cassettes.cassette import Cassette, ServerFacts
+from mcpagent.tools.cassettes.cassette import Cassette
 from mcpagent.tools.cassettes.tape import canonical, content_digest
 from mcpagent.tools.contract import PinnedTools
 from mcpagent.tools.io_thread import IOThread
@@ -57,15 +57,8 @@ def recording(
         pool,
         Path(config.cassette),
         mode=config.cassette_mode,
-        servers=ServerFacts(
-            isolation={s.name: pool.isolation(s.name) for s in servers},
-            versions={s.name: _version(s, config, reported=pool.versions.get(s.name, "")) for s in servers},
-            repeatable=[
-                f"{name}.{tool}"
-                for name, section in config.per_server.items()
-                for tool in section.safe_to_retry
-            ],
-        ),
+        shared=[s.name for s in servers if pool.isolation(s.name) == "shared"],
+        versions={s.name: _version(s, config, reported=pool.versions.get(s.name, "")) for s in servers},
         result_limit_chars=config.result_limit_chars,
         on_note=on_note,
     )
