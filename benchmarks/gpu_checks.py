@@ -307,10 +307,6 @@ def _check_sampler(bench: Bench, backend: str) -> None:
                     seed=0,
                 )
                 sampler.push()
-            elif proof.direction is not None and proof.direction_error is not None:
-                # 1: the sampler moved as the trainer did; 0: not at all.
-                has_moved = proof.direction > 0.5 - 2 * proof.direction_error
-                bench.report(f"{case}: direction", f"{proof.direction:.2f}", "1", has_moved)
 
 
 def check_rollouts(bench: Bench) -> None:

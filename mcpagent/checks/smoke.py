@@ -22,7 +22,7 @@ from mcpagent.errors import RunError
 from mcpagent.models.load import save_model
 from mcpagent.parts import SMOKE_MODEL
 from mcpagent.policy.backend import choose_backend
-from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof
+from mcpagent.policy.canary import CANARY_ROWS, Canary, Proof, ReadBack
 from mcpagent.policy.contract import CompletionRequest, Policy, Sampling
 from mcpagent.run.policies import pinned_model
 from mcpagent.storage.packages import provenance
@@ -100,7 +100,7 @@ def _smoke(config: TrainConfig, *, shown: str, folder: Path, console: Console) -
         read_back = sampler.read_back
         first = asyncio.run(canary.prove(sampler.policy, version=0, read_back=read_back))
         _change(learner.model)
-        stale = _caught(canary, sampler.policy)
+        stale = _caught(canary, sampler.policy, read_back)
         sampler.push()
         swapped = asyncio.run(canary.prove(sampler.policy, version=1, read_back=read_back))
     tokens = sum(len(completion.token_ids) for completion in completions)
@@ -119,10 +119,10 @@ def _smoke(config: TrainConfig, *, shown: str, folder: Path, console: Console) -
     )
 
 
-def _caught(canary: Canary, policy: Policy) -> str:
+def _caught(canary: Canary, policy: Policy, read_back: ReadBack | None) -> str:
     """Return what the proof says of a sampler with the old adapter."""
     try:
-        proof = asyncio.run(canary.prove(policy, version=0))
+        proof = asyncio.run(canary.prove(policy, version=0, read_back=read_back))
     except RunError as error:
         return error.message
     raise RunError(

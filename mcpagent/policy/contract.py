@@ -26,13 +26,12 @@ class CompletionRequest:
     `token_ids` is the whole context so far (empty for policies that work on messages); a policy that keeps
     a cache per `episode_id` computes only what is new. `messages` is the same context as chat messages and
     `tools` the offered schemas, for policies behind a chat API. `seed` belongs to this task, attempt and
-    turn; an engine may ignore it if the run is not deterministic, unless `is_repeatable`.
+    turn; an engine may ignore it if the run is not deterministic.
     """
 
     episode_id: str
     sampling: Sampling
     seed: int = 0
-    is_repeatable: bool = False
     token_ids: Sequence[int] = ()
     messages: Sequence[JsonObject] = ()
     tools: Sequence[JsonObject] = field(default=())

@@ -136,6 +136,7 @@ def vllm_sampler(
     Adapters are written to `folder`, which servers must be able to read too; so are whole checkpoints for
     servers. The first push makes version 0."""
     kept: deque[Path] = deque()
+    gathered: dict[str, torch.Tensor] = {}  # the adapters of a learner that holds shards, as they were sent
     has_adapters = hasattr(model, "peft_config")
     if has_adapters and (others := adapted_beside_linear(model)):
         raise UserError(
@@ -173,26 +174,36 @@ def vllm_sampler(
             send(learner.weights(everywhere=True))
         else:
             weights = learner.weights()
+            gathered.update((name, weight) for name, weight in weights.items() if ".lora_" in name)
             adapter = learner.processes.broadcast_from_rank0(lambda: send(weights))
             if not learner.processes.is_first:
                 engine.follow(adapter)
 
     push()
-    compare = _adapters_served if has_adapters else _WeightsServed()
+    whole_served = _WeightsServed()
+
+    def read_back() -> Arrival:
+        if has_adapters:
+            return _adapters_served(model, gathered or model.state_dict(), engine.served())
+        return whole_served(model, engine.served())
+
     holds_shards = learner is not None and learner.wrapping.is_sharded
     return RolloutEngine(
         policy=engine,
         push=push,
         close=engine.close,
         rest=engine.sleep,
-        # Shards have no digests of whole weights: there the tokens of the proof alone tell.
-        read_back=None if holds_shards else lambda: compare(model, engine.served()),
+        # Shards of whole weights have no digests: there the tokens of the proof alone tell.
+        read_back=read_back if gathered or not holds_shards else None,
     )
 
 
-def _adapters_served(model: Any, served: Mapping[str, Sequence[JsonObject]]) -> Arrival:
-    """Every matrix of the adapters, in the dtype and with the scale that vLLM gives it. Engines and names do
-    not matter: a matrix of an older version has another digest."""
+def _adapters_served(
+    model: Any, weights: Mapping[str, torch.Tensor], served: Mapping[str, Sequence[JsonObject]]
+) -> Arrival:
+    """Every matrix of the adapters, in the dtype and with the scale that vLLM gives it; `weights` has the
+    whole ones by their names in a state dict. Engines and names do not matter: a matrix of an older version
+    has another digest."""
     from peft.tuners.lora.layer import Linear
 
     differing: list[str] = []
@@ -201,8 +212,7 @@ def _adapters_served(model: Any, served: Mapping[str, Sequence[JsonObject]]) -> 
         dtype, there = getattr(torch, worker["dtype"]), Counter(worker["digests"])
         for name, layer in ((n, m) for n, m in model.named_modules() if isinstance(m, Linear)):
             for adapter in layer.active_adapters:
-                first: torch.Tensor = layer.lora_A[adapter].weight  # type: ignore[assignment]
-                second: torch.Tensor = layer.lora_B[adapter].weight  # type: ignore[assignment]
+                first, second = (weights[f"{name}.lora_{letter}.{adapter}.weight"] for letter in "AB")
                 scaled = second.detach().to(dtype) * layer.scaling[adapter]
                 for letter, matrix in (("A", first.to(dtype)), ("B", scaled)):
                     key = digest(matrix)

@@ -4,7 +4,6 @@ vLLM are in tests/vllm."""
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from mcpagent.core.trajectory import Completion
 from mcpagent.errors import RunError
 from mcpagent.models.adapters import MergedCopy
-from mcpagent.models.probe import TOLERANCE
 from mcpagent.policy.canary import CANARY_ROWS, Arrival, Canary, Proof
 from mcpagent.policy.contract import CompletionRequest, Policy
 from mcpagent.policy.hf.policy import HFPolicy
@@ -149,106 +147,6 @@ def test_a_logprob_that_is_no_number_does_not_pass() -> None:
     model = tiny_model()
     with serving(model) as policy, pytest.raises(RunError):
         prove(altered(policy, lambda _: math.nan), model)
-
-
-@torch.no_grad()
-def one_step(model: Any, size: float, *, seed: int = 1) -> None:
-    """AdamW's first step on every trainable weight: signs times the learning rate."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.add_(size * torch.randn(parameter.shape, generator=generator).sign())
-
-
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 1e-6), ("bfloat16", 1e-3)])
-def test_one_missed_update_far_below_the_tolerance_is_seen_by_how_the_trainer_moved(
-    dtype: str, size: float
-) -> None:
-    model = lora_model()
-    train_a_little(model)
-    model = model.to(getattr(torch, dtype))
-    served = copy.deepcopy(model)
-    with serving(served.get_base_model()) as policy:
-        canary = watching(model, dtype=dtype)
-        proved(canary, policy, 0)
-        one_step(model, size)
-        policy.on_weights_changed()
-        apart = prove(policy, model, dtype=dtype)  # by the distance alone nothing is wrong
-        assert apart.difference < TOLERANCE[dtype]
-        with pytest.raises(RunError, match=r"the trainer's logprobs moved by .* and the sampler's by 0,"):
-            proved(canary, policy, 1)
-        policy.on_weights_changed(lambda: served.load_state_dict(model.state_dict()))
-        proof = proved(canary, policy, 1)
-    assert proof.compared > CANARY_ROWS
-    assert proof.direction is not None and proof.direction_error is not None
-    if dtype == "float32":
-        assert proof.direction == pytest.approx(1.0, abs=0.1)
-        assert proof.direction_error < 0.05
-    else:  # most of the trainer's own change is rounding, which the sampler does not share
-        assert proof.moved == pytest.approx(1.0, abs=0.3)
-
-
-def test_a_few_tokens_that_were_drawn_again_are_no_proof_that_a_sampler_did_not_move() -> None:
-    model = lora_model()
-    train_a_little(model)
-    served, score = copy.deepcopy(model), scorer(model)
-    first: list[Completion] = []
-
-    def redrawn(requests: Sequence[CompletionRequest], completions: list[Completion]) -> list[Completion]:
-        """Other tokens in all rows but the first, as of a large vocabulary after any update; what is said of
-        the first is rounded to what it was."""
-        made = first[:1]
-        for request, completion in zip(requests[1:], completions[1:], strict=True):
-            tokens = tuple((token + 1) % VOCABULARY for token in completion.token_ids)
-            logprobs = score([request.token_ids], [tokens], request.sampling.temperature)
-            made.append(with_logprobs(completion.model_copy(update={"token_ids": tokens}), logprobs))
-        return made
-
-    def kept(_: Sequence[CompletionRequest], completions: list[Completion]) -> list[Completion]:
-        first[:] = completions[:1]
-        return completions
-
-    with serving(served.get_base_model()) as policy:
-        canary = watching(model)
-        assert proved(canary, Changed(policy, kept), 0).compared == 0
-        one_step(model, 1e-6)
-        policy.on_weights_changed(lambda: served.load_state_dict(model.state_dict()))
-        proof = proved(canary, Changed(policy, redrawn), 1)
-    assert 0 < proof.compared < CANARY_ROWS
-    assert proof.direction is None and proof.moved is None
-
-
-def test_a_step_that_changes_no_weight_is_no_reason_to_stop() -> None:
-    model = lora_model().to(torch.bfloat16)
-    with serving(model.get_base_model()) as policy:
-        canary = watching(model, dtype="bfloat16")
-        for version in range(3):
-            proof = proved(canary, policy, version)
-    assert (proof.direction, proof.moved, proof.compared) == (None, None, 0)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 3.0, -1.0])
-def test_an_update_that_arrives_in_part_too_far_or_backwards_is_seen(share: float) -> None:
-    """A scale left out, half of the layers, a sign: all within the tolerance of the distance."""
-    model = lora_model()
-    train_a_little(model)
-    served = copy.deepcopy(model)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def arrive(part: float) -> None:
-        now = model.state_dict()
-        served.load_state_dict({n: before[n] + part * (now[n] - before[n]) for n in now})
-
-    with serving(served.get_base_model()) as policy:
-        canary = watching(model)
-        proved(canary, policy, 0)
-        one_step(model, 1e-5)
-        policy.on_weights_changed(lambda: arrive(share))
-        with pytest.raises(RunError, match=rf"{share:.2f} \(\+- 0.0\d\) of it in the direction") as caught:
-            proved(canary, policy, 1)
-        assert caught.value.remedy
-        policy.on_weights_changed(lambda: arrive(1.0))
-        assert proved(canary, policy, 1).direction == pytest.approx(1.0, abs=0.05)
 
 
 def test_what_was_wrong_once_and_is_right_when_measured_again_does_not_stop_a_run() -> None:

@@ -11,16 +11,25 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
+from torch import distributed
 
 from mcpagent.core.trajectory import FinishReason
 from mcpagent.demo.warm_start import train_tokenizer
 from mcpagent.errors import RunError, UserError
+from mcpagent.policy.canary import Arrival
 from mcpagent.policy.vllm.servers import VllmServers
 from mcpagent.policy.vllm.worker import EXTENSION
+from mcpagent.train.batch.scoring import TokenScorer
+from mcpagent.train.learner.processes import Processes
+from mcpagent.train.learner.wrapping import Fsdp
+from mcpagent.train.weight_sync import vllm_sampler
+from tests.train.world import make_learner
 from tests.vllm.test_adapters import saved
 from tests.vllm.test_weights import prove
 from tests.vllm.world import (
@@ -124,6 +133,30 @@ def dying() -> Iterator[tuple[str, subprocess.Popen[str]]]:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}", process
         process.kill()
+
+
+@torch.no_grad()
+def test_adapters_in_shards_are_read_back_as_they_were_gathered_and_sent(url: str, tmp_path: Path) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, processes = with_adapters(tiny_model()), Processes()
+        wrapping = Fsdp(processes, device=torch.device("cpu"))
+        scorer = TokenScorer(model)
+        wrapping.wrap(scorer)
+        learner = make_learner(model, processes=processes, wrapping=wrapping, scorer=scorer)
+        with connected(url) as policy:
+            engine = vllm_sampler(policy, model, folder=tmp_path, learner=learner)
+            assert engine.read_back is not None
+            for _ in range(2):
+                assert engine.read_back() == Arrival(tensors=42)
+                for parameter in filter(attrgetter("requires_grad"), model.parameters()):
+                    shard = parameter.to_local()  # of one process: all of it
+                    shard.add_(0.05 * torch.randn(shard.shape))
+                engine.push()
+            policy.load_adapter(tmp_path / "version-0")  # an engine that goes on with what it had first
+            assert len(engine.read_back().differing) == 42
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_adapters_are_swapped_and_proved_over_http(url: str, tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ def assert_served_what_was_trained(metrics: list[JsonObject]) -> None:
         assert 0.0 < record["logprob_drift_mean"] <= record["logprob_drift_p99"] < 1e-2
         assert abs(record["sampler_kl"]) < 1e-6
         assert record["canary_arrived"] > 0
-        assert record["canary_direction"] > 0.9
 
 
 def test_adapters_reach_the_engine_after_every_step_and_after_a_resume(

@@ -232,7 +232,7 @@ def _sampling_params(request: CompletionRequest, stop_ids: list[int], *, room: i
         max_tokens=min(sampling.max_new_tokens, room),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        seed=request.seed if is_seeded or request.is_repeatable else None,
+        seed=request.seed if is_seeded else None,
         stop_token_ids=stop_ids,
         ignore_eos=True,  # what ends a turn is in stop_ids, the tokenizer's eos included
         logprobs=0,  # of the sampled token alone

@@ -190,7 +190,7 @@ class VllmServers:
             "max_tokens": min(sampling.max_new_tokens, self._max_context - len(request.token_ids)),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": request.seed if self._is_seeded or request.is_repeatable else None,
+            "seed": request.seed if self._is_seeded else None,
             "stop_token_ids": self._stop_ids,
             "ignore_eos": True,
             "logprobs": 0,  # of the sampled token alone
