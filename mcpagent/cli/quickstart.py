@@ -143,16 +143,17 @@ def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]
     measured = [document[name]["metrics"] for name in sides]
     shown = (*_ROWS, *(_ROWS_OF_FORM if "gains" in document else ()))
     rows = [(title, *(_shown(metrics[name]) for metrics in measured)) for title, name in shown]
-    count = document["trained"]["metrics"]["task_success"]["n"]
-    title = f"{count} held-out tasks, before and after GRPO (95% intervals)"
+    count, has_grpo = measured[-1]["task_success"]["n"], "trained" in document
+    what = "GRPO" if has_grpo else "the warm start; there was no time for GRPO"
+    title = f"{count} held-out tasks, before and after {what} (95% intervals)"
     yield Table(title, ("", *(name.replace("_", " ") for name in sides)), rows)
     if "gains" in document:
         yield ABOUT_ANY_FORM
         yield from _gain_lines(document["gains"])
-    before, after = (document[name]["metrics"]["task_success"]["value"] for name in ("warm_start", "trained"))
-    if step_of(Path(document["checkpoint"])) == 0:
+    before, after = (metrics["task_success"]["value"] for metrics in measured[-2:])
+    if has_grpo and step_of(Path(document["checkpoint"])) == 0:
         yield "No step of GRPO did as well on the validation tasks: the trained model is the warm start."
-    elif after < before:
+    elif has_grpo and after < before:
         folder = shlex.quote(document["run_dir"])
         lost = f"{100 * (before - after):.1f} points"
         yield f"GRPO lost {lost} (greedy); the warm start is kept in {folder}/warm_start. More than chance?"

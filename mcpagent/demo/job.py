@@ -69,7 +69,7 @@ class Progress:
     """The stages that are finished: seconds, and how long the ledger was when the stage began. `pace` is what
     was measured of this machine under the settings of the user; `fitted` are the settings that follow from
     it, `said_s` is how long all was said to take, `untrained_tasks` on how many the model is evaluated as it
-    is."""
+    is; `skips_grpo` if there is no time for it."""
 
     path: Path
     seed: int
@@ -79,6 +79,7 @@ class Progress:
     fitted: dict[str, list[str]] | None = None
     said_s: float | None = None
     untrained_tasks: int | None = None
+    skips_grpo: bool = False
     trained: str | None = None  # the checkpoint that GRPO has left
     wall_s: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -140,6 +141,11 @@ class QuickstartJob:
     def tasks_of(self, split: str) -> Path:
         """Return the file of the tasks of a split."""
         return self.out / "data" / f"{split}.jsonl"
+
+    @property
+    def home(self) -> Path:
+        """The folder of the run that is evaluated and reported: that of GRPO, or of the warm start alone."""
+        return self.out / "warm_start" if self.progress.skips_grpo else self.out
 
     @property
     def warm_steps(self) -> int:

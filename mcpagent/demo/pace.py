@@ -1,4 +1,4 @@
-"""How fast this machine is, measured on one step of each kind, and what follows from that."""
+"""What fits into the time there is, from how fast this machine is."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console, duration
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.demo.job import SAMPLED_ATTEMPTS, QuickstartJob, parts
-from mcpagent.demo.pretrained import SHAPES, Pace, fit, width_of
+from mcpagent.demo.pretrained import SHAPES, Pace, Pretrained, fit, width_of
+from mcpagent.demo.rates import measure
 from mcpagent.demo.warm_start import EmbeddedShape
 from mcpagent.errors import UserError
 from mcpagent.run.episodes import open_episodes
 from mcpagent.run.train import Watch, run_training
 from mcpagent.storage.datasets import read_tasks, spread
 
+_EVALUATED = 12  # tasks
 _WORDY = 2.0  # times as long as the demonstrations are the turns of a model that has seen none
 
 
 def fitted(job: QuickstartJob) -> QuickstartJob:
-    """Return the job with the settings that fit this machine and the minutes. It is measured once: minutes
-    that were too few leave what was measured for a second call."""
+    """Return the job with the settings that fit this machine and the minutes. It is measured once."""
     pretrained = job.pretrained
     if pretrained is None:
         _foretell(job)
         return job
     if job.progress.fitted is not None:
         return job
-    is_shaped = any(map(pretrained.has_set, ("training.batch_size", "rollout.group_size")))
     with_settings, kept = list(pretrained.settings), job.progress.pace or {}
     if kept.get("with") != with_settings:
-        with job.stage("pace", "measure one step", None) as advance:
-            pace = measure(job, is_shaped=is_shaped, on_part=parts(advance))
+        with job.stage("pace", "measure this machine", None) as advance:
+            pace = _pace(job, pretrained, on_part=parts(advance))
             kept = job.progress.pace = {"with": with_settings, **asdict(pace)}
     pace = Pace(**{name: value for name, value in kept.items() if name != "with"})
     tasks = {split: job.tasks_of(split) for split in ("heldout", "validation")}
     counts = {name: sum(1 for _ in read_tasks(file)) for name, file in tasks.items() if file.is_file()}
-    shape = (job.grpo.training.batch_size, job.grpo.rollout.group_size)
     plan = fit(
         pace,
         minutes=pretrained.minutes,
         warm_steps=job.warm_steps if pretrained.has_set("training.max_steps") else None,
         heldout=counts["heldout"],
         validation=counts.get("validation", 0),
-        shapes=(shape,) if is_shaped else SHAPES,
     )
     job.stages.note(str(plan))
     job.progress.fitted = plan.settings(minutes=pretrained.minutes)
     job.progress.said_s = plan.total_s
     job.progress.untrained_tasks = plan.untrained_tasks
+    job.progress.skips_grpo = not plan.steps
     job.progress.save()
     return job.refitted()
 
@@ -65,7 +64,7 @@ def _foretell(job: QuickstartJob) -> None:
     if progress.said_s is not None or job.warm_checkpoint.is_dir():
         return
     with job.stage("pace", "measure one step of each kind", None) as advance:
-        steps = _measured(job, is_shaped=True, on_part=parts(advance))
+        steps = _measured(job, on_part=parts(advance))
     if steps.supervised.sample_tokens > (most := EmbeddedShape().max_positions):
         raise UserError(
             f"a demonstration on these servers has {steps.supervised.sample_tokens:.0f} tokens, schemas and "
@@ -96,44 +95,55 @@ def _foretell(job: QuickstartJob) -> None:
     )
 
 
-def measure(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int, int], None]) -> Pace:
-    """Return the pace of a pretrained model. `is_shaped` says that the user chose the size of a step."""
-    steps = _measured(job, is_shaped=is_shaped, on_part=on_part)
+def _pace(job: QuickstartJob, pretrained: Pretrained, *, on_part: Callable[[str, int, int], None]) -> Pace:
+    """Return the pace of a pretrained model on the tasks of the job; of a step as large as the user chose, or
+    of each shape."""
+    chosen = job.grpo.training.batch_size, job.grpo.rollout.group_size
+    is_shaped = any(map(pretrained.has_set, ("training.batch_size", "rollout.group_size")))
+    width = width_of(job.grpo)
+    rates, work = measure(job.grpo.with_settings(model={"name": pretrained.model}), width, on_part=on_part)
+    turns, most_turns = _turns(job)
     return Pace(
-        supervised_s=steps.supervised.update_s,
-        rollout_s=steps.grpo.rollout_s,
-        update_s=steps.grpo.update_s,
-        load_s=steps.grpo.load_s,
-        episodes=steps.episodes,
-        eval_s=steps.eval_s,
-        untrained_ratio=_WORDY * max(1.0, steps.most_turns / round(steps.turns)),
-        longest_turn=steps.supervised.longest_turn,
+        supervised_s=work.supervised_s(rates, batch=job.warm.training.batch_size),
+        steps_s=[
+            (batch, group, work.grpo_s(rates, batch=batch, group=group))
+            for batch, group in ((chosen,) if is_shaped else SHAPES)
+        ],
+        load_s=rates.load_s,
+        modest=width.modest,
+        eval_s=work.evaluation_s(rates, tasks=width.at_once // 2),
+        untrained_ratio=_WORDY * max(1.0, most_turns / round(turns)),
+        longest_turn=work.longest_turn,
     )
+
+
+def _turns(job: QuickstartJob) -> tuple[float, float]:
+    """Return the turns of a demonstration on average, and how many an episode may have."""
+    plans = [task.truth for task in read_tasks(job.tasks_of("train"))]
+    turns = sum(len(plan.tool_sequence) + 1 for plan in plans) / len(plans)
+    allowed = sum(plan.max_turns for plan in plans) / len(plans)
+    return turns, min(allowed, job.grpo.rollout.max_steps_per_episode)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """One step of each kind, with `episodes` in that of GRPO, and the seconds of an episode of an evaluation.
-    A demonstration has `turns` on average, an episode at most `most_turns`."""
+    """One step of each kind, and the seconds of an episode of an evaluation. A demonstration has `turns` on
+    average."""
 
     supervised: _Timed
     grpo: _Timed
-    episodes: int
     eval_s: float
     turns: float
-    most_turns: float
 
 
-def _measured(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, int, int], None]) -> _Measured:
-    """Take one supervised step (two with a curriculum: the first is of that), one step of GRPO and a short
-    evaluation, of a copy that is thrown away, and time them. Its episodes are as long as the demonstrations,
-    which is what training will make of them, and its rewards are drawn at random, so that there is something
-    to update on."""
+def _measured(job: QuickstartJob, *, on_part: Callable[[str, int, int], None]) -> _Measured:
+    """Take two supervised steps (the first is of the curriculum), one step of GRPO and a short evaluation, of
+    a copy of the embedded network that is thrown away, and time them. Its episodes are as long as the
+    demonstrations, which is what training will make of them, and its rewards are drawn at random, so that
+    there is something to update on."""
     place = job.out / "pace"
     shutil.rmtree(place, ignore_errors=True)
-    plans = [task.truth for task in read_tasks(job.tasks_of("train"))]
-    turns = sum(len(plan.tool_sequence) + 1 for plan in plans) / len(plans)
-    limit = min(sum(plan.max_turns for plan in plans) / len(plans), job.grpo.rollout.max_steps_per_episode)
+    turns, _ = _turns(job)
     copying = int(job.warm.sft.curriculum is not None)
     warm = job.warm.with_settings(
         training={"max_steps": 1 + copying},
@@ -148,19 +158,14 @@ def _measured(job: QuickstartJob, *, is_shaped: bool, on_part: Callable[[str, in
         # All episodes of a batch wait for the longest turn.
         rollout={"max_steps_per_episode": round(turns), "max_new_tokens": supervised.longest_turn},
     )
-    if not is_shaped:
-        batch, group = width_of(grpo).shape
-        grpo = grpo.with_settings(training={"batch_size": batch}, rollout={"group_size": group})
     step = _timed(grpo, place / "grpo", on_part)
     eval_s = _timed_evaluation(grpo, supervised.checkpoint, job.tasks_of("heldout"), on_part)
     shutil.rmtree(place)
     return _Measured(
         supervised=supervised,
         grpo=step,
-        episodes=grpo.training.batch_size * grpo.rollout.group_size,
         eval_s=eval_s,
         turns=turns,
-        most_turns=limit,
     )
 
 
@@ -226,7 +231,7 @@ def _timed_evaluation(
     with open_episodes(
         config, policy=str(checkpoint), samples=2, console=Console(is_json=True), data=data
     ) as opened:
-        tasks = spread(opened.tasks, width_of(config).evaluated)
+        tasks = spread(opened.tasks, _EVALUATED)
         samplings = [replace(opened.settings.sampling, temperature=t) for t in (0.0, 1.0)]
         played, began, episodes = count(), time.monotonic(), 2 * len(tasks)
 

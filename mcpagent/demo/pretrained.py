@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import duration
-from mcpagent.errors import UserError
 
 SPLITS = {"train": 480, "validation": 48, "heldout": 160}
 LEAST = {"train": 40, "heldout": 20}  # tasks; below these there is nothing to learn, or nothing to see
@@ -41,11 +40,9 @@ SHAPES = ((16, 8), (8, 8), (8, 4), (4, 4))
 # Of GRPO, for 16 episodes a step; by the square root of their number (Malladi et al. 2022, arXiv 2205.10287).
 # With 5e-5 the policy swung between one call too few and one too many (docs/performance.md).
 _LEARNING_RATE = 1.4e-5
-_MODEST = 32  # episodes a step, or as many as were measured
-_ENOUGH_STEPS = 40  # of GRPO: a batch larger than that waits until there is time for so many
+_ENOUGH_STEPS = 40  # of GRPO: a batch of more episodes than are modest waits until there is time for so many
 _FEW_STEPS = 10  # of it rather than more of smaller ones
 _LEAST_STEPS = 8
-_SHARED = 1 / 3  # of a step that was measured: the tools' schemas and the longest turn, however many play
 _WARM_SHARE, _WARM_STEPS = 1 / 4, (8, 48)  # of the minutes, for so many supervised steps
 _EVALUATION_SHARE = 0.15  # of the minutes, for the warm start and the trained model
 _UNTRAINED_SHARE = 0.1  # and for the model as it is, without and with shots, whose episodes are long
@@ -56,16 +53,17 @@ _MOST_OVER = 1.3  # times the minutes, after which GRPO ends with a checkpoint
 
 @dataclass(frozen=True)
 class Width:
-    """The number of episodes that a device plays at once, the shape of the step of GRPO that is measured, and
-    the number of tasks of an evaluation, greedy and sampled at once."""
+    """The number of episodes that a device plays at once, the episodes of a step that cost little more than
+    half of them, and the samples of the pass that is timed with their last `tokens`."""
 
     at_once: int
-    shape: tuple[int, int]
-    evaluated: int
+    modest: int
+    samples: int
+    tokens: int
 
 
 # A GPU takes about as long for many rows as for few; where their cache has no room, fewer are played.
-_CPU, _ACCELERATOR = Width(32, SHAPES[-1], 12), Width(256, SHAPES[0], 128)
+_CPU, _ACCELERATOR = Width(32, 32, 1, 384), Width(256, 128, 16, 1 << 20)
 
 ABOUT = (
     "A pretrained model learns to use MCP servers. It is measured as it is, without and with two shots, "
@@ -114,17 +112,17 @@ class Pretrained:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Seconds of one step on this machine: supervised, and of GRPO with `episodes` episodes of about as many
-    turns and tokens as the demonstrations have; `load_s` is what it takes to begin. `eval_s` is one such
-    episode of an evaluation, where no two share a task. An episode of the untrained model, which often
-    repeats a call until its turns are spent, takes `untrained_ratio` as long. `longest_turn` is the tokens of
-    the longest turn that was seen in demonstrations."""
+    """Seconds of one step on this machine: supervised, and of GRPO for each shape that it may have, prompts
+    by attempts, with episodes of as many turns and tokens as the demonstrations have; `load_s` is what it
+    takes to begin. `eval_s` is one such episode of an evaluation, where no two share a task. An episode of
+    the untrained model, which often repeats a call until its turns are spent, takes `untrained_ratio` as
+    long. `longest_turn` is the tokens of the longest turn that was seen in demonstrations. A step has
+    `modest` episodes unless there is much time."""
 
     supervised_s: float
-    rollout_s: float
-    update_s: float
+    steps_s: Sequence[tuple[int, int, float]]
     load_s: float
-    episodes: int
+    modest: int
     eval_s: float
     untrained_ratio: float
     longest_turn: int
@@ -132,12 +130,14 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The work that fits into the minutes, and the seconds of each part."""
+    """The work that fits into the minutes, and the seconds of each part. Without `steps` there is no GRPO,
+    for which `enough_minutes` are needed."""
 
     warm_steps: int
     batch_size: int
     group_size: int
     steps: int
+    enough_minutes: float
     eval_tasks: int
     untrained_tasks: int
     eval_every: int
@@ -152,26 +152,30 @@ class Plan:
     def settings(self, *, minutes: float) -> dict[str, list[str]]:
         """Return the plan as settings of the warm start and of GRPO."""
         rate = _LEARNING_RATE * math.sqrt(self.batch_size * self.group_size / 16)
-        over = _MOST_OVER * max(60 * minutes, self.total_s) - self.total_s + self.seconds["GRPO"]
         grpo = [
             f"training.batch_size={self.batch_size}",
             f"rollout.group_size={self.group_size}",
-            f"training.max_steps={self.steps}",
             f"optimization.learning_rate={rate:.1e}",
             f"training.eval_tasks={self.eval_tasks}",
             f"training.eval_every={self.eval_every}",
             f"rollout.max_new_tokens={self.max_new_tokens}",
-            f"budget.wall_s={over:.0f}",
         ]
+        if self.steps:
+            over = _MOST_OVER * max(60 * minutes, self.total_s) - self.total_s + self.seconds["GRPO"]
+            grpo += [f"training.max_steps={self.steps}", f"budget.wall_s={over:.0f}"]
         return {"warm_start": [f"training.max_steps={self.warm_steps}"], "grpo": grpo}
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {duration(s)}" for name, s in self.seconds.items())
+        grpo = (
+            f"GRPO: {self.steps} steps of {self.batch_size} tasks x {self.group_size} attempts"
+            if self.steps
+            else f"no GRPO, for which --minutes {self.enough_minutes:.0f} are enough"
+        )
         return (
-            f"this takes about {duration(self.total_s)}: {parts}. Warm start: {self.warm_steps} steps; "
-            f"GRPO: {self.steps} steps of "
-            f"{self.batch_size} tasks x {self.group_size} attempts; evaluations: {self.eval_tasks} held-out "
-            f"tasks ({self.untrained_tasks} by the untrained model), greedy and sampled"
+            f"this takes about {duration(self.total_s)}: {parts}. Warm start: {self.warm_steps} steps; {grpo}"
+            f"; evaluations: {self.eval_tasks} held-out tasks ({self.untrained_tasks} by the untrained "
+            "model), greedy and sampled"
         )
 
 
@@ -202,57 +206,39 @@ def _around(pace: Pace, minutes: float, heldout: int, warm_steps: int | None) ->
     return _Around(warm_steps, eval_tasks, untrained_tasks, seconds)
 
 
-def fit(
-    pace: Pace,
-    *,
-    minutes: float,
-    heldout: int,
-    validation: int,
-    shapes: Sequence[tuple[int, int]],
-    warm_steps: int | None = None,
-) -> Plan:
-    """Return the largest plan that fits into the minutes: the largest of the `shapes` of a step of which
-    there can be enough, after `warm_steps` (None: as many as fit too). Raises UserError if not even a few
-    steps of the smallest fit."""
+def fit(pace: Pace, *, minutes: float, heldout: int, validation: int, warm_steps: int | None = None) -> Plan:
+    """Return the largest plan that fits into the minutes: the largest step of which there can be enough,
+    after `warm_steps` (None: as many as fit too). If not even a few of the smallest fit, there is no GRPO."""
     validation_s = validation * pace.eval_s
     begin_s = pace.load_s + validation_s  # validation comes before the first step too
-
-    def step_s(shape: tuple[int, int]) -> float:
-        measured_s, times = pace.rollout_s + pace.update_s, math.prod(shape) / pace.episodes
-        return measured_s * (_SHARED + (1 - _SHARED) * times) + validation_s / _EVAL_EVERY
+    step_s = {(batch, group): s + validation_s / _EVAL_EVERY for batch, group, s in pace.steps_s}
 
     def around_s(minutes: float) -> float:
         return sum(_around(pace, minutes, heldout, warm_steps).seconds.values()) + begin_s
 
-    steps = {shape: int((60 * minutes - around_s(minutes)) / step_s(shape)) for shape in shapes}
-    modest = max(_MODEST, pace.episodes)
-    least = {s: _ENOUGH_STEPS if math.prod(s) > modest else _FEW_STEPS for s in shapes}
-    shape = next((shape for shape in shapes if steps[shape] >= least[shape]), min(shapes))
-    if steps[shape] < _LEAST_STEPS:
-        least_s, enough = _LEAST_STEPS * step_s(shape), minutes
+    steps = {shape: int((60 * minutes - around_s(minutes)) / s) for shape, s in step_s.items()}
+    least = {s: _ENOUGH_STEPS if math.prod(s) > pace.modest else _FEW_STEPS for s in steps}
+    shape = next((shape for shape in steps if steps[shape] >= least[shape]), min(steps))
+    taken, every, enough = steps[shape], 0, minutes
+    if taken < _LEAST_STEPS:
+        taken, least_s = 0, _LEAST_STEPS * step_s[shape]
         while enough < (needed := (around_s(enough) + least_s) / 60):  # what comes around takes its share
             enough = math.ceil(needed)
-        raise UserError(
-            f"{minutes:g} minutes are too few: {_LEAST_STEPS} steps of GRPO take {duration(least_s)} on this "
-            f"machine, and what comes before and after them {duration(around_s(minutes))}",
-            where="--minutes",
-            remedy=f"--minutes {enough}, or a smaller model",
-        )
-    around = _around(pace, minutes, heldout, warm_steps)
-    taken, every = steps[shape], 0
-    if validation:  # the last step is one of those that are compared
+    elif validation:  # the last step is one of those that are compared
         evaluations = max(1, round(taken / _EVAL_EVERY))
         every = taken // evaluations
         taken = every * evaluations
+    around = _around(pace, minutes, heldout, warm_steps)
     batch, group = shape
     return Plan(
         warm_steps=around.warm_steps,
         batch_size=batch,
         group_size=group,
         steps=taken,
+        enough_minutes=enough,
         eval_tasks=around.eval_tasks,
         untrained_tasks=around.untrained_tasks,
         eval_every=every,
         max_new_tokens=max(_LEAST_NEW_TOKENS, 2 * pace.longest_turn),
-        seconds={**around.seconds, "GRPO": begin_s + taken * step_s(shape)},
+        seconds={**around.seconds, **({"GRPO": begin_s + taken * step_s[shape]} if taken else {})},
     )

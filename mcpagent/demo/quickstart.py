@@ -105,13 +105,17 @@ def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObje
             sides[name] = evaluate_checkpoint(job, name, model, title, most_tasks=most, shots=shots)
     warm_checkpoint = warm_start(job)
     sides["warm_start"] = evaluate_checkpoint(job, "warm_start", warm_checkpoint, "evaluate the warm start")
-    trained_checkpoint = _grpo(job, warm_checkpoint)
-    sides["trained"] = evaluate_checkpoint(job, "trained", trained_checkpoint, "evaluate the trained model")
+    trained_checkpoint = warm_checkpoint
+    if not job.progress.skips_grpo:
+        trained_checkpoint = _grpo(job, warm_checkpoint)
+        title = "evaluate the trained model"
+        sides["trained"] = evaluate_checkpoint(job, "trained", trained_checkpoint, title)
     wall_s = sum(job.progress.wall_s.get(stage, 0.0) for stage in _SAID)
-    rows = {} if controls is None else {"controls": controls(job, warm_checkpoint)}
-    report = write_report(job.out)
-    measured, how = read_evaluations(job.out / "eval"), {"greedy": "", "sampled": SAMPLED}
-    gained = {name: gains(measured, name, suffixes=how) for name in ("warm_start", "trained")}
+    rows = {"controls": controls(job, warm_checkpoint)} if controls and "trained" in sides else {}
+    report = write_report(job.home)
+    measured, how = read_evaluations(job.home / "eval"), {"greedy": "", "sampled": SAMPLED}
+    after = [name for name in ("warm_start", "trained") if name in sides]
+    gained = {name: gains(measured, name, suffixes=how) for name in after}
     return {
         "run_dir": str(job.out),
         "seed": job.seed,
@@ -219,6 +223,7 @@ def warm_start(job: QuickstartJob) -> Path:
             run_dir=folder,
             resume=(folder / "config.yaml").is_file(),
             ledger=job.ledger,
+            beside=("eval", "trajectories"),
             manifest={"title": f"Warm start of {job.model_name}"},
             watch=Watch(
                 on_step=lambda r: advance(note=f"loss {r['loss']:.3f}"),
@@ -280,7 +285,7 @@ def evaluate_checkpoint(
 ) -> JsonObject:
     """Evaluate greedily and at temperature 1, on held-out tasks (`most_tasks` None: as many as the run
     evaluates on), with so many `shots`; return metrics as `quickstart --json` shows them."""
-    folder = job.out / "eval"
+    folder = job.home / "eval"
     files = {0.0: folder / f"{name}.json", 1.0: folder / f"{name}_sampled.json"}
     samples = {0.0: 1, 1.0: sampled_attempts if job.pretrained is None else 1}
     if not all(path.is_file() for path in files.values()):
@@ -322,10 +327,10 @@ def _evaluate(
         played = opened.play(samples=samplings, on_done=lambda _: advance(), tasks=tasks)
         if shots:  # the servers have counted their calls
             shown = (shot.played for shot in opened.settings.shots)
-            write_trajectories(job.out / "trajectories" / f"shots_{name}", shown)
+            write_trajectories(job.home / "trajectories" / f"shots_{name}", shown)
         for temperature, path in files.items():
             there = [one for one, of in zip(played, cycle(at), strict=False) if of == temperature]
-            write_trajectories(job.out / "trajectories" / f"eval_{path.stem}", there)
+            write_trajectories(job.home / "trajectories" / f"eval_{path.stem}", there)
             settings = replace(opened.settings, sampling=replace(sampling, temperature=temperature))
             facts = replace(opened, settings=settings).provenance(samples=samples[temperature])
             result = summarise(there, seed=job.seed, tasks=tasks).with_provenance(

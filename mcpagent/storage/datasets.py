@@ -32,6 +32,7 @@ from mcpagent.storage.json_stream import (
     reading,
 )
 
+_T = TypeVar("_T")
 _DATA_FOLDERS = ("data/processed", "data/inputs")
 _SPLITS = ("train", "validation", "heldout")
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
@@ -80,12 +81,12 @@ def dataset_file(path: Path, *splits: str) -> Path:
     return dataset
 
 
-def spread(tasks: Sequence[Task], count: int | None) -> Sequence[Task]:
-    """Return `count` of the tasks (None: all), evenly from the first to the last, so that every kind is among
+def spread(items: Sequence[_T], count: int | None) -> Sequence[_T]:
+    """Return `count` of the items (None: all), evenly from the first to the last, so that every kind is among
     them."""
-    if count is None or count >= len(tasks):
-        return tasks
-    return [tasks[i * len(tasks) // count] for i in range(count)]
+    if count is None or count >= len(items):
+        return items
+    return [items[i * len(items) // count] for i in range(count)]
 
 
 def split_files(path: Path) -> dict[str, Path]:
@@ -207,7 +208,6 @@ def text_digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-_T = TypeVar("_T")
 _HELD = 1_000  # items of a DiskList that stay in memory: a small list costs nothing
 _MISSING = -1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,36 +13,36 @@ import pytest
 import torch
 import yaml
 
+from mcpagent.cli.quickstart import result_blocks
 from mcpagent.demo.controls import run_controls
 from mcpagent.demo.job import QuickstartJob, open_job
 from mcpagent.demo.pace import fitted
-from mcpagent.demo.pretrained import Pace, Pretrained, fit
+from mcpagent.demo.pretrained import Pace, Pretrained, fit, width_of
 from mcpagent.demo.quickstart import quickstart, run_stages
+from mcpagent.demo.rates import measure
 from mcpagent.errors import UserError
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from tests.demo.stages import noting
 
-# A step of 32 episodes in 60 s, of which the half is sampling; loading takes 10 s, a supervised step 12 s, an
-# episode of an evaluation 1.5 s.
+# A step of 32 episodes takes 60 s, with a third for what all of them share; loading takes 10 s, a supervised
+# step 12 s, an episode of an evaluation 1.5 s.
 PACE = Pace(
     supervised_s=12,
-    rollout_s=30,
-    update_s=30,
+    steps_s=[(16, 8, 180), (8, 8, 100), (8, 4, 60), (4, 4, 40)],
     load_s=10,
-    episodes=32,
+    modest=32,
     eval_s=1.5,
     untrained_ratio=2.0,
     longest_turn=40,
 )
-SHAPES = ((16, 8), (8, 8), (8, 4), (4, 4))
 SAMPLES = Path(__file__).parents[2] / "data" / "samples"
 COUNTS = {"train": 40, "validation": 2, "heldout": 20}
 SHORT = ("training.max_steps=2", "training.batch_size=2", "rollout.group_size=2", "rollout.max_new_tokens=4")
 
 
 def planned(minutes: float, pace: Pace = PACE, *, validation: int = 0) -> Any:
-    return fit(pace, minutes=minutes, warm_steps=8, heldout=160, validation=validation, shapes=SHAPES)
+    return fit(pace, minutes=minutes, warm_steps=8, heldout=160, validation=validation)
 
 
 def test_an_hour_is_divided_among_the_parts() -> None:
@@ -80,7 +81,7 @@ def test_the_warm_start_has_as_many_steps_as_a_quarter_of_the_time_allows(
     supervised_s: float, steps: int
 ) -> None:
     pace = replace(PACE, supervised_s=supervised_s)
-    plan = fit(pace, minutes=60 if steps > 8 else 180, heldout=160, validation=0, shapes=SHAPES)
+    plan = fit(pace, minutes=60 if steps > 8 else 180, heldout=160, validation=0)
     assert plan.seconds["warm start"] == 10 + steps * supervised_s
     assert plan.settings(minutes=60)["warm_start"] == [f"training.max_steps={steps}"]
     assert f"Warm start: {steps} steps" in str(plan)
@@ -121,27 +122,33 @@ def test_the_last_step_is_one_of_those_that_are_compared(minutes: float) -> None
     [
         (PACE, 6),
         # What comes around GRPO grows with the minutes: 61 had been said, and then 67.
-        (replace(PACE, supervised_s=71, rollout_s=106, update_s=114, load_s=63, eval_s=5.3, episodes=16), 40),
+        (replace(PACE, supervised_s=71, steps_s=[(4, 4, 220)], load_s=63, eval_s=5.3), 40),
     ],
 )
-def test_too_few_minutes_are_refused_with_how_many_are_enough(pace: Pace, minutes: float) -> None:
-    with pytest.raises(UserError, match="minutes are too few") as refused:
-        planned(minutes, pace)
-    enough = int(str(refused.value.remedy).split()[1].rstrip(","))
+def test_too_few_minutes_for_grpo_do_the_rest_and_say_how_many_are_enough(pace: Pace, minutes: float) -> None:
+    plan = planned(minutes, pace)
+    assert plan.steps == 0 and plan.seconds.keys() == {"evaluations", "warm start"}
+    assert plan.warm_steps == 8 and plan.eval_tasks >= 20
+    assert not any("max_steps" in setting for setting in plan.settings(minutes=minutes)["grpo"])
+    (enough,) = map(int, re.findall(r"no GRPO, for which --minutes (\d+) are enough", str(plan)))
     assert planned(enough, pace).steps >= 8
-    with pytest.raises(UserError):
-        planned(enough - 1.5, pace)
+    assert planned(enough - 1.5, pace).steps == 0
 
 
-def test_minutes_that_are_too_few_leave_the_pace_for_a_second_call(tmp_path: Path) -> None:
+def test_a_machine_is_measured_once(tmp_path: Path) -> None:
     """There is no such model: to measure it again would fail."""
-    for settings, error in ((SHORT, "minutes are too few"), ((), "there is no such checkpoint")):
+    notes: list[str] = []
+    for settings, error in ((SHORT, None), ((), "there is no model folder")):
         pretrained = Pretrained(model=str(tmp_path / "none"), minutes=1, settings=settings)
-        job = open_job(tmp_path / "run", seed=1, stages=noting([]), pretrained=pretrained)
+        job = open_job(tmp_path / "run", seed=1, stages=noting(notes), pretrained=pretrained)
         job.progress.pace = {"with": list(SHORT), **asdict(PACE)}
+        job.progress.fitted = None
         shutil.copytree(SAMPLES, job.out / "data", dirs_exist_ok=True)
-        with pytest.raises(UserError, match=error):
-            fitted(job)
+        if error is None:
+            assert fitted(job).progress.skips_grpo and "no GRPO" in notes[-1]
+        else:
+            with pytest.raises(UserError, match=error):
+                fitted(job)
 
 
 @pytest.mark.parametrize(("device", "at_once"), [("cpu", 32), ("cuda", 256)])
@@ -206,3 +213,44 @@ def test_every_stage_runs_and_a_second_call_says_the_same(tiny_checkpoint: Path,
     assert not again, "nothing is measured or played again"
     with pytest.raises(UserError, match="was begun with --model"):
         open_job(job.out, seed=1, stages=noting([]))
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_without_time_for_grpo_the_warm_start_is_trained_evaluated_and_reported(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    job = job_of(tiny_checkpoint, tmp_path, notes)
+    job.progress.pace = {"with": list(SHORT), **asdict(replace(PACE, steps_s=[(2, 2, 1e6)]))}
+    document = run_stages(job, run_controls)
+    assert any("no GRPO" in note for note in notes) and "GRPO on real episodes" not in notes
+    assert not {"trained", "controls"} & document.keys() and document["gains"].keys() == {"warm_start"}
+    assert document["checkpoint"] == str(job.warm_checkpoint)
+    report = Path(document["report"])
+    assert report.parent == job.out / "warm_start" and report.stat().st_size > 100_000
+    shown = "\n".join(map(str, result_blocks(document, None)))
+    assert "there was no time for GRPO" in shown
+    again: list[str] = []
+    assert run_stages(job_of(tiny_checkpoint, tmp_path, again), run_controls) == document
+    assert not again
+
+
+@pytest.mark.system
+def test_the_work_of_a_step_is_counted_as_the_trainer_computes_it(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """A pass of the trainer over the demonstrations of a step has exactly the tokens that are counted."""
+    job = job_of(tiny_checkpoint, tmp_path, [])
+    shutil.copytree(SAMPLES, job.out / "data", dirs_exist_ok=True)
+    config = job.grpo.with_settings(model={"name": str(tiny_checkpoint)})
+    rates, work = measure(config, replace(width_of(config), at_once=4), on_part=lambda *_: None)
+    assert all(value >= 0 for value in vars(rates).values()) and rates.forward_s > 0
+    few = work.samples[:4]
+    alone = sum(len(sample) for sample in few)
+    # Behind one list of tools the four share it; each of two attempts adds what comes after the prompt.
+    assert work.tokens(few) < alone
+    own = sum(len(sample) - sample.first_loss for sample in few)
+    assert work.tokens([*few, *few]) - work.tokens(few) == own
+    assert work.grpo_s(rates, batch=4, group=4) > work.grpo_s(rates, batch=4, group=2)
+    assert work.evaluation_s(rates, tasks=8) > 0 and work.supervised_s(rates, batch=8) > 0
