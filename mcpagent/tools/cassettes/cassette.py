@@ -280,7 +280,7 @@ class CassetteSession:
         key = self._cassette.key(spec, call.arguments, server.history)
         answer = self._cassette.look_up(key)
         if isinstance(answer, Miss):
-            arguments = shown_value(json.dumps(key.arguments, ensure_ascii=False), limit_chars=300)
+            arguments = short_repr(json.dumps(key.arguments, ensure_ascii=False), limit_chars=300)
             text = f"{self._cassette.tape.folder} has no answer to {spec.dotted} {arguments}: "
             missing = failed_result(call, FailureKind.CASSETTE, text + _EXPLANATIONS[answer])
             return missing.model_copy(update={"is_chosen_miss": _is_chosen(answer, purpose)})
