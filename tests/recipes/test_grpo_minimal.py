@@ -15,11 +15,11 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.errors import UserError
 from mcpagent.run.train import run_training
 from recipes import grpo_minimal
+from tests.house import ROOT, own_imports
 from tests.running import Python
 
 pytestmark = pytest.mark.system
 
-ROOT = Path(__file__).parents[2]
 STEPS = 3
 
 
@@ -83,5 +83,7 @@ def test_it_runs_as_a_program_and_prints_the_success_of_each_step(
     assert all("success" in line and "%" in line for line in lines)
 
 
-def test_it_is_one_page() -> None:
-    assert len((ROOT / "recipes" / "grpo_minimal.py").read_text().splitlines()) < 150
+def test_it_is_one_page_that_imports_at_most_eight_modules_of_ours() -> None:
+    page = ROOT / "recipes" / "grpo_minimal.py"
+    assert len(page.read_text().splitlines()) < 150
+    assert 1 < len(own_imports(page)) <= 8
