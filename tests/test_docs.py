@@ -224,3 +224,20 @@ def test_every_step_of_the_episode_page_is_a_function_that_exists() -> None:
     steps = re.findall(r"\| `(mcpagent/[\w/]+\.py)` \| `([\w.]+)` \|$", page, re.MULTILINE)
     assert len(steps) == page.count("| `mcpagent/") > 20
     assert [(path, name) for path, name in steps if not _definition(ROOT / path, name)] == []
+
+
+_STEP = re.compile(r"^\d+\. `(mcpagent/\S+\.py)`: (.+?)(?=^\d+\. |^$)", re.MULTILINE | re.DOTALL)
+
+
+def test_a_dozen_files_of_at_most_3500_lines_are_the_reading_path() -> None:
+    """What the page points at in a file is a name of that file."""
+    steps = _STEP.findall((ROOT / "docs" / "reading.md").read_text())
+    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path, _ in steps}
+    assert len(texts) == len(steps) == 12
+    assert sum(len(text.splitlines()) for text in texts.values()) <= 3500
+    for path, advice in steps:
+        assert 2 <= len(advice.strip().splitlines()) <= 3, path
+        names = re.findall(r"`([A-Za-z_.]+)`", advice)
+        assert names, path
+        lost = {name for name in names if not re.search(rf"\b{name.rpartition('.')[2]}\b", texts[path])}
+        assert lost == set(), path
