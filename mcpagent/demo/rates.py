@@ -56,7 +56,7 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What the tasks ask of a model: `samples` are their demonstrations, `tokens` counts those that the
+    """The work that tasks are for a model: `samples` are their demonstrations, `tokens` counts those that the
     trainer computes for some of them. Before its backward pass an update computes `forward_passes` more;
     `at_once` episodes are played at a time."""
 
