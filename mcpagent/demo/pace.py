@@ -98,7 +98,7 @@ def _foretell(job: QuickstartJob) -> None:
 def _pace(job: QuickstartJob, pretrained: Pretrained, *, on_part: Callable[[str, int, int], None]) -> Pace:
     """Return the pace of a pretrained model on the tasks of the job; of a step as large as the user chose, or
     of each shape."""
-    chosen = job.grpo.training.batch_size, job.grpo.rollout.group_size
+    set_shape = job.grpo.training.batch_size, job.grpo.rollout.group_size
     is_shaped = any(map(pretrained.has_set, ("training.batch_size", "rollout.group_size")))
     width = width_of(job.grpo)
     rates, work = measure(job.grpo.with_settings(model={"name": pretrained.model}), width, on_part=on_part)
@@ -107,7 +107,7 @@ def _pace(job: QuickstartJob, pretrained: Pretrained, *, on_part: Callable[[str,
         supervised_s=work.supervised_s(rates, batch=job.warm.training.batch_size),
         steps_s=[
             (batch, group, work.grpo_s(rates, batch=batch, group=group))
-            for batch, group in ((chosen,) if is_shaped else SHAPES)
+            for batch, group in ((set_shape,) if is_shaped else SHAPES)
         ],
         load_s=rates.load_s,
         modest=width.modest,
