@@ -71,6 +71,17 @@ def test_every_import_goes_down_or_stays_in_its_folder() -> None:
     assert upward == []
 
 
+def test_the_package_takes_nothing_but_its_version_from_its_own_api() -> None:
+    """`mcpagent/__init__` hands out names of all layers: an import through it would be one that none sees."""
+    through = [
+        f"{module} -> {name}"
+        for module, path in modules().items()
+        for name in sorted(imports(path))
+        if re.fullmatch(r"mcpagent\.\w+", name) and name not in {*modules(), "mcpagent.__version__"}
+    ]
+    assert through == []
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {module: own_imports(path) - {module} for module, path in modules().items()}
     assert len(graph) > 50
