@@ -194,7 +194,7 @@ def test_the_map_leads_from_a_page_to_a_folder_a_file_and_a_function() -> None:
 
 def test_every_row_of_the_map_is_read_and_no_place_stands_twice() -> None:
     section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Map")[2]
-    assert len(MAP) == len(re.findall(r"^\|", section, re.MULTILINE)) - 2 > 20
+    assert len(MAP) == section.count("| `mcpagent/") > 20
     assert (
         len({row["question"] for row in MAP}) == len({(row["file"], row["name"]) for row in MAP}) == len(MAP)
     )
