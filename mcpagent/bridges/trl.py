@@ -206,7 +206,7 @@ class _TrainersEngine(Policy):
         ]
 
     async def release(self, episode_id: str) -> None:
-        """Nothing is kept between turns."""
+        """Do nothing: no cache is kept between turns."""
 
 
 def training_row(trajectory: Trajectory, *, limit: int) -> JsonObject:

@@ -223,7 +223,7 @@ def _read(sources: Sequence[str], problems: list[UserError], *, is_file: bool) -
 
 
 def _overlay(below: dict[Key, Setting], above: dict[Key, Setting]) -> dict[Key, Setting]:
-    """One layer over another, by resolved key; a value for a whole mapping replaces what stood below it."""
+    """Lay one over another, by resolved key; a value for a whole mapping replaces what stood below it."""
     kept = {
         key: setting
         for key, setting in below.items()

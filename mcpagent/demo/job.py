@@ -58,7 +58,8 @@ BESIDE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """Told what goes on. `begin(title, total)` opens a stage and returns how to advance it."""
+    """Functions that are told what goes on. `begin(title, total)` opens a stage and returns how to advance
+    it."""
 
     begin: Callable[[str, int | None], Any]
     note: Callable[[str], None] = lambda _: None
@@ -271,8 +272,8 @@ def _configs(
 
 
 def _move_aside(out: Path, aside: Path) -> None:
-    """Everything but the lock; the file that says what the folder is goes last, so that a killed move is
-    taken up again."""
+    """Move all but the lock; the file that says what the folder is goes last, so that a killed move is taken
+    up again."""
     aside.mkdir(exist_ok=True)
     paths = [path for path in out.iterdir() if path.name not in (LOCK_NAME, _PROGRESS_NAME)]
     for path in [*paths, out / _PROGRESS_NAME]:

@@ -93,7 +93,7 @@ def quickstart(
 
 
 def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObject:
-    """Every stage of the job that is not yet done, then the report."""
+    """Run every stage of the job that is not yet done, then write the report."""
     make_tasks(job)
     job = fitted(job)
     sides: dict[str, JsonObject] = {}

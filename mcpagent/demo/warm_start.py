@@ -158,7 +158,7 @@ class EmbeddedBuilder:
     )
 
     def architecture(self) -> Any:
-        """Its transformers configuration, with the vocabulary of the default size."""
+        """Return the model's transformers configuration, with the vocabulary of the default size."""
         return embedded_config(EmbeddedShape())
 
     def build(
@@ -189,7 +189,7 @@ class EmbeddedBuilder:
         return build_model(tokenizer, shape=shape, seed=derive_seed(seed, "weights")), tokenizer
 
     def build_small(self) -> tuple[Any, Any]:
-        """One whose tokens are bytes."""
+        """Return a model whose tokens are bytes, and its tokenizer."""
         tokenizer = train_tokenizer([], vocab_size=0, catalog_hash="smoke")
         shape = EmbeddedShape(vocab_size=len(tokenizer), max_positions=1024)
         return build_model(tokenizer, shape=shape, seed=0), tokenizer
@@ -382,7 +382,7 @@ def _in_order(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def renaming(demonstrations: Sequence[Trajectory], catalog: Mapping[str, ToolSpec]) -> Renaming:
-    """For `sft.augmentation`: demonstrations whose entities have other names each time."""
+    """Return what `sft.augmentation` names: demonstrations whose entities have other names each time."""
     return Renaming(demonstrations, catalog)
 
 
@@ -395,7 +395,7 @@ def _choices(schema: Any) -> Iterator[str]:
 
 
 def _results(demonstrations: Sequence[Trajectory]) -> dict[str, set[str]]:
-    """By tool, what it answered."""
+    """Return what each tool answered."""
     contents: dict[str, set[str]] = {}
     for result in (result for each in demonstrations for result in each.tool_results):
         if not result.is_error:
@@ -465,7 +465,7 @@ def _written(value: Any) -> Iterator[str]:
 
 
 def _renamed(word: str, rng: random.Random) -> str:
-    """Another word of the same shape: digits for digits, vowels for vowels. A number keeps its length."""
+    """Return a word of the same shape: digits for digits, vowels for vowels. A number keeps its length."""
     is_hex = _HEX.fullmatch(word) is not None
     letters = [rng.choice("abcdef") if is_hex and c.isalpha() else _like(c, rng) for c in word]
     if word[0] != "0" and letters[0] == "0":

@@ -53,7 +53,7 @@ class NativeEngine:
         return missing_error(["hf"], use="training") if missing("hf") else None
 
     def refusals(self, config: TrainConfig) -> list[str]:
-        """Everything that the configuration can say is for it."""
+        """Return nothing: all that a configuration can say is for this engine."""
         del config
         return []
 
@@ -63,7 +63,7 @@ class NativeEngine:
         return config.model_dump(mode="json")
 
     def notes(self, config: TrainConfig) -> Sequence[str]:
-        """Nothing that the plan does not say."""
+        """Return nothing: the plan says all of it."""
         del config
         return ()
 

@@ -345,7 +345,7 @@ def _weighted_words(spec: ToolSpec) -> dict[str, float]:
 
 
 def _with_prefixes(counts: Mapping[str, float]) -> dict[str, float]:
-    """With the beginnings of longer words, marked so that no word equals one."""
+    """Add the beginnings of longer words, marked so that no word equals one."""
     prefixes: defaultdict[str, float] = defaultdict(float)
     for word, count in counts.items():
         if len(word) >= _PREFIX:

@@ -129,7 +129,7 @@ _DATE = re.compile(r"-20\d\d-\d\d-\d\d$")
 
 
 def load_prices() -> dict[str, Price]:
-    """By model name."""
+    """Return the prices that ship with mcpagent, by model name."""
     table = yaml.safe_load(resource_path("templates/prompts/prices.yaml").read_text("utf-8"))
     return {model: Price(**price) for model, price in table.items()}
 

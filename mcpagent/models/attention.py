@@ -334,8 +334,8 @@ def _attend_masked(
 def _by_set(
     states: torch.Tensor, tree: PrefixTree, padding: _Padding | None, *, empty: float | None = None
 ) -> list[torch.Tensor]:
-    """For each set [siblings, heads, width, head_dim] of [1, heads, L, head_dim]; with `empty`, that is what
-    stands at the places without a token."""
+    """Return, for each set, [siblings, heads, width, head_dim] of [1, heads, L, head_dim]; with `empty`, that
+    is what stands at the places without a token."""
     rows = states[0].transpose(0, 1)
     if padding is not None:
         rows = rows.index_select(0, padding.token_P)

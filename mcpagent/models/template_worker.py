@@ -50,7 +50,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 @lru_cache(maxsize=_TEMPLATES)
 def _compiled(template: str) -> jinja2.Template:
-    """In the environment that transformers gives chat templates (5.x, utils/chat_template_utils.py)."""
+    """Compile it as transformers does for chat templates (5.x, utils/chat_template_utils.py)."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )

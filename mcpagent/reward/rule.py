@@ -303,7 +303,7 @@ def _earned(
 
 
 def _state(truth: GroundTruth, record: EpisodeRecord, assignment: Assignment) -> float | None:
-    """1 if every state check holds; None if the task has none, or the state was not read."""
+    """Return 1 if every state check holds; None if the task has none, or the state was not read."""
     readings = state_readings(truth, record.state_results, record.state_before)
     if not readings:
         return None
@@ -316,8 +316,8 @@ def _state(truth: GroundTruth, record: EpisodeRecord, assignment: Assignment) ->
 
 
 def _may_hold(check: StateCheck, truth: GroundTruth, record: EpisodeRecord) -> bool:
-    """Its user turn was reached, and something was called in it if the plan has something to call: what
-    an earlier user turn did counts for that one only."""
+    """Return True if the check's user turn was reached, and something was called in it if the plan has calls
+    there: what an earlier user turn did counts for that one only."""
     at = check.user_turn
     if at is None:
         return True
@@ -327,7 +327,7 @@ def _may_hold(check: StateCheck, truth: GroundTruth, record: EpisodeRecord) -> b
 
 
 def _success(truth: GroundTruth, values: dict[str, float | None]) -> float | None:
-    """1 if every gate that applies holds; None if one of them could not be read, or there is none."""
+    """Return 1 if every gate that applies holds; None if one of them could not be read, or there is none."""
     outcome = [values["state"]] * bool(truth.state) + [values["answer"]] * (truth.final_answer is not None)
     gates = [*outcome, *(v for name in ("must_call", "abstain") if (v := values[name]) is not None)]
     if not outcome and not truth.abstain and truth.tool_sequence:
@@ -356,8 +356,8 @@ def _partial(truth: GroundTruth, values: dict[str, float | None]) -> float | Non
 def _excess_by_turn(
     truth: GroundTruth, record: EpisodeRecord, assignment: Assignment, seen: Sequence[int | None]
 ) -> list[int]:
-    """By model step: repeats of a call beyond what the gold needs, and others beyond one a user turn; and
-    searches for tools beyond what finding those of the plan takes. With evidence, calls that first show a
+    """Return, by model step, repeats of a call beyond what the gold needs, and others beyond one a user turn;
+    and searches for tools beyond what finding those of the plan takes. With evidence, calls that first show a
     fact are no others, and the steps of the plan that were not taken are as many free ones."""
     calls = record.calls
     gold = set(assignment.exact.values())
@@ -383,8 +383,8 @@ def _excess_by_turn(
 
 
 def _excess_searches(truth: GroundTruth, record: EpisodeRecord) -> list[int]:
-    """By model step: searches that repeat one of the episode, and others past the free ones of their user
-    turn. Broken ones are in `invalid_rate`."""
+    """Return, by model step, searches that repeat one of the episode, and others past the free ones of their
+    user turn. Broken ones are in `invalid_rate`."""
     asked: set[tuple[int, str]] = set()
     made: Counter[int] = Counter()
     excess = [0] * len(record.turns)

@@ -103,7 +103,7 @@ class ConfiguredReward:
 
     @property
     def effective_weights(self) -> dict[str, float]:
-        """By term, of the methods with a rule and of one's own."""
+        """The weights by term, of the methods with a rule and of one's own."""
         unweighted = {each.name: 0.0 for each in self.functions}
         return {**WEIGHTS, **unweighted, **self.weights}
 

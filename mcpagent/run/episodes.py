@@ -121,7 +121,7 @@ _NAMED = 5  # tools or episodes named in one note
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSetup:
-    """Everything started. `concurrency` is how many episodes run at once."""
+    """The started parts of a job that plays episodes. `concurrency` is how many episodes run at once."""
 
     config: TrainConfig
     tasks: TaskFile

@@ -218,7 +218,7 @@ def _proved(checkpoint: Path, config: TrainConfig, *, merge: bool) -> Any:
 
 
 def _save_merged(model: Any, checkpoint: Path, draft: Path, *, trust_remote_code: bool) -> None:
-    """With the probe of the checkpoint, so that whatever opens the folder is proved too."""
+    """Write the model with the checkpoint's probe, so that whatever opens the folder is proved too."""
     from mcpagent.models.load import load_tokenizer, save_model
     from mcpagent.models.tokens import Renderer
 

@@ -28,8 +28,8 @@ from mcpagent.train.weight_sync import RolloutEngine
 
 @dataclass(frozen=True, kw_only=True)
 class LoopParts:
-    """Everything started. `sampler` has the learner's weights of its last `push`; `concurrency` is how many
-    episodes run at once."""
+    """The started parts of a loop. `sampler` has the learner's weights of its last `push`; `concurrency` is
+    how many episodes run at once."""
 
     tasks: TaskFile
     order: TaskOrder

@@ -59,7 +59,7 @@ class PinnedTools(ToolProvider, Protocol):
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """By server, the version that it reports of itself; a server that reports none is not there."""
+        """The version that each server reports of itself; a server that reports none is not there."""
         ...
 
     def metrics(self) -> PoolMetrics:

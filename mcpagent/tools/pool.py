@@ -88,13 +88,12 @@ class ToolPool:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """By server, the version that it reported when it was started; a server that reported none is not
-        there."""
+        """The version that each server reported when it started; a server that reported none is not there."""
         return {name: server.version for name, server in self._servers.items() if server.version}
 
     @property
     def protocols(self) -> Mapping[str, str]:
-        """By server, the revision of the protocol that it speaks."""
+        """The revision of the protocol that each server speaks."""
         return {name: server.protocol for name, server in self._servers.items()}
 
     def isolation(self, name: str) -> Isolation:

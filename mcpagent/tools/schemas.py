@@ -330,7 +330,7 @@ def _additional_properties(
 
 
 def _unique_items(validator: Any, is_asked: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    """In linear time; the library compares each pair of objects."""
+    """Check `uniqueItems` in linear time; the library compares each pair of objects."""
     if is_asked and isinstance(instance, list):
         _work.get().charge(len(instance))
         if len({_canonical(item) for item in instance}) < len(instance):

@@ -320,7 +320,7 @@ class _Reader:
         return self._http(name, entry) if is_http else self._stdio(name, entry)
 
     def _is_http(self, name: str, entry: dict[str, Any]) -> bool:
-        """By `type`, else by what there is."""
+        """Return True for a server over HTTP, by its `type`, else by what there is."""
         kind = entry.get("type")
         if kind is None:
             if "command" in entry and any(key in entry for key in _URL_KEYS):
@@ -484,7 +484,7 @@ _NOT_ABOUT = re.compile(r"^(PATH|HOME|UV|NPM|PIP|NODE|PYTHON|SSL|TMP)|CACHE|CERT
 
 
 def server_places(servers: Sequence[ServerConfig]) -> dict[str, list[str]]:
-    """By server, the files and folders that it was started with: what its tools may be asked about."""
+    """Return by server the files and folders that it was started with: what its tools may be asked about."""
     places: dict[str, list[str]] = {}
     for server in servers:
         if isinstance(server, StdioServer):

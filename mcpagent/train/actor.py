@@ -74,7 +74,7 @@ class Validation:
 
     @property
     def is_doubtful(self) -> bool:
-        """So many episodes are unscored that a lower success says little about the weights."""
+        """True if so many episodes are unscored that a lower success says little about the weights."""
         return self.unscored > MAX_UNSCORED * self.episodes
 
 

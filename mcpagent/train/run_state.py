@@ -40,8 +40,8 @@ class TaskOrder:
         return [self._epoch(epoch)[place] for epoch, place in places]
 
     def fresh(self, step: int, *, round_: int, count: int, taken: Collection[int]) -> list[int]:
-        """Up to `count` further tasks for a step that has `taken` some: drawn anew for each step and round,
-        so that nothing is to be saved here either."""
+        """Draw up to `count` further tasks for a step that has `taken` some: drawn anew for each step and
+        round, so that nothing is to be saved here either."""
         rng = random.Random(derive_seed(self._seed, "fresh", step, round_))
         left = [i for i in range(self._n) if i not in taken]
         return rng.sample(left, min(count, len(left)))

@@ -119,7 +119,7 @@ def _new_shapes(place: str, lora: LoraConfig, trust_remote_code: bool) -> dict[s
 
 
 def _write_merged(config: TrainConfig, adapters: Path, folder: Path) -> None:
-    """In the dtype of the run, on the CPU: it is done once, and the device may be full of something else."""
+    """Merge in the run's dtype, on the CPU: it is done once, and the device may be full of something else."""
     trusted = config.model.trust_remote_code
     dtype = resolve_dtype(config.model.dtype, resolve_device(config.device))
     model = load_model(

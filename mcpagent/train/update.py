@@ -48,7 +48,7 @@ class UpdateSettings:
 
     @property
     def is_single_step(self) -> bool:
-        """The first step is the last, so that nothing needs to be kept from before it."""
+        """True if the first step is the last, so that nothing needs to be kept from before it."""
         return self.epochs == self.minibatches == 1
 
 
@@ -98,8 +98,8 @@ class UpdateStats:
 
 
 def combined(parts: Sequence[UpdateStats]) -> UpdateStats:
-    """Return those of one update that several processes made together. Losses are shares of the whole;
-    gradient norms and steps are the same for all."""
+    """Return the statistics of one update that several processes made together. Losses are shares of the
+    whole; gradient norms and steps are the same for all."""
     first, *others = parts
     for other in others:
         first.add(other.tokens, **other.sums)
@@ -224,7 +224,7 @@ class _Update:
 
     @property
     def asks_reference(self) -> bool:
-        """A KL that weighs nothing is not computed: the reference would cost a forward pass."""
+        """True if the KL weighs something: the reference would cost a forward pass."""
         return self.settings.use_reference and self.kl_coef > 0
 
     def rows(self, graded: GradedBatch) -> list[UpdateRow]:

@@ -231,7 +231,7 @@ class _WeightsServed:
         self._comparable: dict[tuple[str, str], bool] = {}
 
     def __call__(self, model: Any, served: Mapping[str, Sequence[JsonObject]]) -> Arrival:
-        """All engines and layers."""
+        """Compare all engines and layers."""
         differing: list[str] = []
         compared = 0
         for engine, workers in served.items():

@@ -115,7 +115,7 @@ class RunRecorder:
         del error, step
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """Take note that nothing more will come."""
         self._trackers.close()
 
     def _write_untrained(self, evaluated: list[Trajectory]) -> None:
@@ -166,7 +166,7 @@ def import_checkpoints(run: RunFolder, *, start: Start) -> list[Path]:
 
 
 def _exports(folder: Path) -> dict[int, Path]:
-    """By step, the folder with a model or, if only adapters were trained, with those."""
+    """Return, by step, the folder with a model or, if only adapters were trained, with those."""
     exports: dict[int, Path] = {}
     for place, inner in (("ckpts", "policy/lora_adapter"), ("exports", "policy")):
         for path in (folder / place).glob("global_step_*"):

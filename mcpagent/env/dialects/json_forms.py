@@ -79,7 +79,7 @@ _LLAMA3_CALL_LIKE = re.compile(
 
 
 def _read_tagged(body: str, start: int, position: int, parsed: ParsedCalls) -> int:
-    """After the tag there is nothing but calls."""
+    """Read what follows the tag: nothing but calls."""
     _read_objects(body, start, position, parsed)
     return len(body)
 

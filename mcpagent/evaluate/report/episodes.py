@@ -33,8 +33,8 @@ _NOT_SENT = {
 
 @dataclass
 class NonceCount:
-    """By server: results that came from it, how many of them carry the nonce that it stamps, and results that
-    a cassette replayed, for which no server was asked."""
+    """Counts by server: results that came from it, how many of them carry the nonce that it stamps, and
+    results that a cassette replayed, for which no server was asked."""
 
     trajectories: int = 0
     results: Counter[str] = field(default_factory=Counter)

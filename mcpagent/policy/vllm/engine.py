@@ -60,8 +60,8 @@ class VllmSettings:
 
     @property
     def sleep_level(self) -> int:
-        """1 keeps the weights in host memory, for adapters to come back to; 2 drops them, since all of them
-        are sent again."""
+        """The level to sleep at: 1 keeps the weights in host memory, for adapters to come back to; 2 drops
+        them, since all of them are sent again."""
         return 2 if self.lora_rank is None else 1
 
 

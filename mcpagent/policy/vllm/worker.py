@@ -103,8 +103,8 @@ def digest(matrix: torch.Tensor) -> str:
 def weight_sums(
     named: Iterable[tuple[str, torch.Tensor]], *, dtype: torch.dtype, columns: int | None
 ) -> dict[str, list[int]]:
-    """By layer, two sums over the bits of all weights with two dimensions or more: they are the same however
-    an engine joins, orders, pads or shards them. `columns` takes so many evenly spaced columns of each."""
+    """Return by layer two sums over the bits of all weights with two dimensions or more: the same however an
+    engine joins, orders, pads or shards them. `columns` takes so many evenly spaced columns of each."""
     sums: dict[str, list[int]] = {}
     for name, weight in named:
         if weight.ndim >= 2:
@@ -170,8 +170,8 @@ def _packed_columns(module: Any, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def repack_heads(model: Any) -> None:
-    """On CPU vLLM multiplies by a packed copy of the output head. A reload renews the copies of the layers
-    that it loads; a head tied to the embedding is not among them and would go on with its old weights."""
+    """Pack the output head anew: on CPU vLLM multiplies by a packed copy. A reload renews those of the
+    layers that it loads; a head tied to the embedding is not among them and would keep its old weights."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.platforms import current_platform
 

@@ -174,7 +174,7 @@ class LivePolygon:
             raise
 
     async def _pages(self, path: str, shape: type[P], **params: str | int) -> AsyncIterator[P]:
-        """At most 50 pages. Of `next_url` only path and query count: the key goes to the configured host."""
+        """Yield at most 50 pages. Of `next_url` path and query count: the key goes to the configured host."""
         for _ in range(_MAX_PAGES):
             page = await self._api.get(path, shape, **params)
             yield page

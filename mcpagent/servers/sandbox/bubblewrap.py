@@ -247,7 +247,7 @@ class _Call:
         self._used_s = used_s
 
     def _read_some(self, pipe: IO[bytes], *, is_report: bool) -> bool:
-        """False at the end of the pipe."""
+        """Read what has come; return False at the end of the pipe."""
         chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
         kept, limit = (
             (self.report, self.limits.result_bytes + _CHUNK_BYTES)

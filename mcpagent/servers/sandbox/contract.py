@@ -24,8 +24,8 @@ class SandboxLimits:
 
 
 def _at_once() -> int:
-    """So few that the memory of all fits into half of the machine's, so many that the calls that a pool has
-    in flight end within its deadline of 30 s."""
+    """Return how many run at once: so few that the memory of all fits into half of the machine's, so many
+    that the calls that a pool has in flight end within its deadline of 30 s."""
     limits = SandboxLimits()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fitting = memory // 2 // (limits.memory_bytes + limits.scratch_bytes)

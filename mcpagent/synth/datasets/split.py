@@ -204,7 +204,7 @@ class _AlikeTasks:
 
 
 def _kind(task: Task) -> int:
-    """Only tasks that are equal in this are compared: two long questions that differ in a name read alike,
-    and have different answers."""
+    """Return the kind of a task, and only tasks of one kind are compared: two long questions that differ in a
+    name read alike, and have different answers."""
     tools = [(step.server, step.tool) for step in task.truth.tool_sequence]
     return text_digest(repr((tools, sorted(task_entities(task)) if tools else None)))

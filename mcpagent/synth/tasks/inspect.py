@@ -33,7 +33,7 @@ _LEVELS: dict[str, Complexity] = {
 
 
 def complexity_of(level: str) -> Complexity | None:
-    """In our words or in those of other datasets (easy, medium, difficult); None for another word."""
+    """Read it from a word of ours or of other datasets (easy, medium, difficult); None for another word."""
     return _LEVELS.get(level.strip().lower())
 
 

@@ -190,7 +190,7 @@ def _right_scores_one(
 
 
 def _wrong_fails(task: Task, run: GoldRun, cache: CallCache) -> None:
-    """After the right calls silence, raw results, another value and two values do not succeed."""
+    """Check that after the right calls silence, raw results, another value and two values do not succeed."""
     contents = [result.content for _, _, result in run.calls]
     for answer in wrong_answers(task, contents, run.results):
         if _terms(task, run, answer, cache)["success"] == 1.0:

@@ -67,8 +67,8 @@ class ToolSelection:
     def tools_for(
         self, plan_tools: set[str], *, seed: int, withheld: Collection[str] = ()
     ) -> dict[str, ToolSpec]:
-        """By the name that the model sees, in catalog order. `plan_tools` and `withheld`, which are never
-        offered, are `server.tool` names."""
+        """Return the tools by the name that the model sees, in catalog order. `plan_tools` and `withheld`,
+        which are never offered, are `server.tool` names."""
         catalog = {name: tool for name, tool in self.catalog.items() if tool.dotted not in withheld}
         if self.distractors is None:
             return catalog
@@ -186,7 +186,7 @@ def with_verdicts(task: Task, verdicts: JsonObject, *, sources: Sequence[int]) -
 
 
 def _class_info(template: Template, slots: Mapping[str, Any]) -> JsonObject:
-    """Only for templates that state a class."""
+    """Return the class of a task, if its template states one."""
     if template.kind is None:
         return {}
     info: JsonObject = {"class": template.kind}

@@ -116,7 +116,7 @@ class CallCache(ToolShelf):
         )
 
     def _keep(self, key: str, answer: ToolResult) -> None:
-        """For plans to come; the oldest goes if there are too many, and is asked for again."""
+        """Keep it for plans to come; the oldest goes if there are too many, and is asked for again."""
         self._answers[key] = answer
         if len(self._answers) > _ANSWERS:
             del self._answers[next(iter(self._answers))]

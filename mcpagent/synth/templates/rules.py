@@ -126,8 +126,8 @@ async def generate_dataset(
     distractors: int | None = None,
     on_progress: Progress | None = None,
 ) -> GeneratedData:
-    """Up to `counts[split]` distinct tasks for each split: as many as the templates give with its entities,
-    the same for the same seed, templates and servers.
+    """Generate up to `counts[split]` distinct tasks for each split: as many as the templates give with its
+    entities, the same for the same seed, templates and servers.
 
     An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
     with each task. Raises UserError if there is not one task.

@@ -232,7 +232,7 @@ class _Stdin(asyncio.Protocol, ObjectSendStream[SessionMessage]):
             self._pipe.close()
 
     def close(self) -> None:
-        """At once, dropping what was not written."""
+        """Close at once, dropping what was not written."""
         pipe = self._pipe
         if pipe is not None and (not pipe.is_closing() or pipe.get_write_buffer_size()):
             pipe.abort()  # one that closes with nothing left to write would report its loss twice

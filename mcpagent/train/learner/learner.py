@@ -58,7 +58,7 @@ def load_weights(model: Any, folder: Path, *, wrapping: Wrapping) -> None:
 
 
 def _all_but_first(token_ids: Sequence[int]) -> TrainSample:
-    """A sequence of which every token with one before it counts."""
+    """Return a sample in which every token but the first counts."""
     return TrainSample(token_ids_T=tuple(token_ids), loss_mask_T=(False, *[True] * (len(token_ids) - 1)))
 
 
@@ -344,7 +344,7 @@ class Learner:
         self.wrapping.settle()
 
     def restore(self, folder: Path) -> JsonObject:
-        """Back to the moment of `save`; returns its state."""
+        """Go back to the moment of `save`; returns its state."""
         if self._start is not None:
             base_of(folder)  # which refuses a base that is not the one that was recorded
         self.load_weights(folder)

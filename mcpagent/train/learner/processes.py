@@ -196,7 +196,7 @@ class Processes:
 
     @property
     def timeout(self) -> timedelta:
-        """After which collectives of these processes end with an error."""
+        """The time after which collectives of these processes end with an error."""
         roll_call = self._roll_call
         return timedelta(seconds=COLLECTIVE_TIMEOUT_S if roll_call is None else roll_call.timeout_s)
 

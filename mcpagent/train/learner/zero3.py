@@ -214,7 +214,7 @@ class Zero3(Wrapping):
     def set_scalar(
         self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str, value: Any
     ) -> None:
-        """For all parameters that lie in one vector: they have made the same steps."""
+        """Set it for all parameters that lie in one vector: they have made the same steps."""
         flat, _ = self._place(parameter)
         if isinstance(value, torch.Tensor) and optimizer.defaults.get("fused"):
             value = value.to(flat.device)

@@ -165,7 +165,7 @@ class GradedBatch:
 
 @dataclass(frozen=True)
 class Credit:
-    """For each trained sample, by turn. `returns` is what values are fitted to; empty without them."""
+    """Credit of each trained sample, by turn. `returns` is what values are fitted to; empty without them."""
 
     advantages: list[list[float]]
     returns: list[list[float]]

@@ -94,7 +94,7 @@ def new_value_head(model: Any) -> ValueHead:
 
 
 def named_parameters(head: ValueHead | None) -> list[tuple[str, nn.Parameter]]:
-    """By the names that they have in a checkpoint."""
+    """Return the head's parameters by their names in a checkpoint."""
     return [(f"{VALUE_HEAD}.{n}", p) for n, p in head.named_parameters()] if head is not None else []
 
 
