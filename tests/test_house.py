@@ -1,4 +1,4 @@
-"""The rules that hold for the whole package: layers, cycles, the weight of --help, budgets, what ships."""
+"""The rules that hold for the whole package: layers, cycles, the weight of --help, its size, what ships."""
 
 from __future__ import annotations
 
