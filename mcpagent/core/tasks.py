@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 from mcpagent.core.records import JsonObject, OpenRecord, Record
 from mcpagent.core.registry import RewardMethodName
 
+ENV_ID = "MCPToolEnv"  # the name under which SkyRL finds the environment of a record
 Complexity = Literal["simple", "moderate", "complex"]
 
 
@@ -197,7 +198,7 @@ class Task(OpenRecord):
     """One record of a dataset. The prompt is compact: at most one system and exactly one user message."""
 
     data_source: str = "unknown"
-    env_class: str = "MCPToolEnv"
+    env_class: str = ENV_ID
     prompt: tuple[Message, ...]
     reward_spec: RewardSpec
     extra_info: JsonObject = {}

@@ -15,11 +15,11 @@ import yaml
 from mcpagent.config.schema import TrainConfig
 from mcpagent.config.sections import Section
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import ENV_ID
 from mcpagent.errors import UserError
 from mcpagent.train.objective.value import VALUE_CLIP
 from mcpagent.train.settings import AUTO_TIS_CAP
 
-ENV_ID = "MCPToolEnv"
 _NO_CLIPPING = 1e9  # SkyRL's optimiser always has a bound
 _MODELS = ("policy", "ref", "critic")
 _LOSSES = {

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mcpagent.config.loader import dump_config
 from mcpagent.config.schema import ToolsConfig, TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.engines.skyrl.config import ENV_ID, idle, refusals, translate
+from mcpagent.core.tasks import ENV_ID
+from mcpagent.engines.skyrl.config import idle, refusals, translate
 from mcpagent.engines.skyrl.record import FOLDER, import_checkpoints, last_saved_step, write_records
 from mcpagent.errors import RunError, UserError
 from mcpagent.reward.terms import load_reward

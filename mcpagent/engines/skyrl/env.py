@@ -28,10 +28,9 @@ from mcpagent.config.schema import RewardConfig, ToolsConfig
 from mcpagent.core.hidden_text import without_marks
 from mcpagent.core.records import JsonObject, Record, describe
 from mcpagent.core.registry import ToolFormat
-from mcpagent.core.tasks import Task
+from mcpagent.core.tasks import ENV_ID, Task
 from mcpagent.core.tools import ToolCall, ToolSpec
 from mcpagent.core.trajectory import Completion, StopReason, Trajectory, Turn
-from mcpagent.engines.skyrl.config import ENV_ID
 from mcpagent.env.episode import Episode, EpisodeLimits, StepOutput, prompt_messages, search_turns
 from mcpagent.env.offer import discovery
 from mcpagent.errors import EpisodeError, UserError

@@ -14,8 +14,8 @@ from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampli
 from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator, TrajectoryOutput
 
 from mcpagent.core.seeds import derive_seed
+from mcpagent.core.tasks import ENV_ID
 from mcpagent.core.trajectory import Completion, FinishReason, Trajectory
-from mcpagent.engines.skyrl.config import ENV_ID
 from mcpagent.engines.skyrl.credit import CUT, FAILED
 from mcpagent.engines.skyrl.env import (
     EnvConfig,

@@ -13,9 +13,8 @@ from typing import Any
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
-from mcpagent.core.tasks import Task
+from mcpagent.core.tasks import ENV_ID, Task
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.engines.skyrl.config import ENV_ID
 from mcpagent.evaluate.summary import UNTRAINED, summarise
 from mcpagent.run.episodes import evaluated_file
 from mcpagent.storage.atomic import write_text

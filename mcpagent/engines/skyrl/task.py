@@ -20,8 +20,8 @@ from skyrl.train.utils.utils import validate_cfg
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
+from mcpagent.core.tasks import ENV_ID
 from mcpagent.core.trajectory import Trajectory
-from mcpagent.engines.skyrl.config import ENV_ID
 from mcpagent.engines.skyrl.credit import credit_batch, weigh_advantages
 from mcpagent.engines.skyrl.env import register
 from mcpagent.engines.skyrl.generator import MCPGenerator
