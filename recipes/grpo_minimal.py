@@ -26,7 +26,7 @@ from mcpagent.train.objective.grading import apply_penalty, grade_groups
 from mcpagent.train.objective.loss import policy_loss, token_weights
 from mcpagent.train.update import UpdateSettings, sampler_logprobs
 
-FOLDER = Path("outputs/grpo_minimal")
+FOLDER, QUICKSTART = Path("outputs/grpo_minimal"), Path("outputs/quickstart")
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 LEFT_OUT = "kl_estimator, target_kl, reference, tis_cap, entropy_coef, epochs_per_batch, minibatches"
 
@@ -107,10 +107,12 @@ def main() -> None:
     """Read the options, train, and print a line for each step."""
     parser = argparse.ArgumentParser(description="GRPO on one page.")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--model", default="outputs/quickstart/warm_start", help="a run or a checkpoint")
-    parser.add_argument("--data", default="outputs/quickstart/data", help="a dataset")
+    parser.add_argument("--model", default=QUICKSTART / "warm_start", help="a run or a checkpoint")
+    parser.add_argument("--data", default=QUICKSTART / "data", help="a dataset")
     parser.add_argument("--config", default=CONFIG, help="a configuration")
     options = parser.parse_args()
+    if QUICKSTART in (path := Path(options.model)).parents and not path.exists():
+        parser.error(f"there is no {path} yet: run mcpagent quickstart, or name a model")
     settings = [f"model.name={options.model}", f"data.train={options.data}"]
     config = load_train_config([options.config], settings).config
     for step, (_, episodes) in enumerate(train(config, steps=options.steps), start=1):

@@ -83,6 +83,14 @@ def test_it_runs_as_a_program_and_prints_the_success_of_each_step(
     assert all("success" in line and "%" in line for line in lines)
 
 
+def test_without_a_quickstart_it_says_what_to_run(tmp_path: Path) -> None:
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Python("-m", "recipes.grpo_minimal", cwd=tmp_path, **piped) as program:
+        _, failed = program.communicate()
+    assert program.returncode == 2
+    assert "run mcpagent quickstart" in failed and "Traceback" not in failed
+
+
 def test_it_is_one_page_that_imports_at_most_eight_modules_of_ours() -> None:
     page = ROOT / "recipes" / "grpo_minimal.py"
     assert len(page.read_text().splitlines()) < 150
