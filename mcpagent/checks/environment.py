@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -31,7 +30,6 @@ from mcpagent.storage.datasets import DiskList, read_tasks, split_files
 from mcpagent.tools.metrics import PoolMetrics
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.isolation import (
-    InstanceCost,
     IsolationVerdict,
     StartState,
     State,
@@ -131,14 +129,12 @@ class ServerIsolation:
     check: CheckResult
     verdict: IsolationVerdict | None = None
     configured: Isolation | None = None
-    forecast: str = ""
 
     def as_json(self) -> JsonObject:
         """Return the verdict on one server, as `env check --json` has it."""
         return {
             "check": self.check.model_dump(mode="json"),
             "configured": self.configured,
-            "forecast": self.forecast,
             **({} if self.verdict is None else self.verdict.model_dump(mode="json")),
         }
 
@@ -162,17 +158,6 @@ def check_isolation(
             return isolations
 
         return tuple(asyncio.run(probe_all()))
-
-
-def instance_forecast(cost: InstanceCost, *, episodes: int) -> str:
-    """Return what an instance for each of `episodes` would take."""
-    if cost.rss_bytes is None or cost.cpu_s is None:
-        return f"{1000 * cost.start_s:.1f} ms an episode"
-    total, each = cost.rss_bytes * episodes, cost.rss_bytes
-    return (
-        f"{episodes} x {each / 1e6:.0f} MB = {total / 1e9:.1f} GB, "
-        f"{episodes} x {cost.cpu_s:.1f} CPU s = {episodes * cost.cpu_s:.0f} CPU s of starts"
-    )
 
 
 async def _check(
@@ -199,12 +184,11 @@ async def _check(
         )
     except UserError as error:
         return ServerIsolation(check=result(name, FAIL, error.message, error.remedy))
-    configured, episodes = pool.isolation(server.name), config.rollout.num_envs
+    configured = pool.isolation(server.name)
     return ServerIsolation(
-        check=_judge(name, verdict, configured, episodes=episodes),
+        check=_judge(name, verdict, configured),
         verdict=verdict,
         configured=configured,
-        forecast=instance_forecast(verdict.cost, episodes=episodes),
     )
 
 
@@ -222,7 +206,7 @@ def _same_start(name: str, state: StartState) -> CheckResult:
     return result(name, PASS, f"{began}; {took}")
 
 
-def _judge(name: str, verdict: IsolationVerdict, configured: Isolation, *, episodes: int) -> CheckResult:
+def _judge(name: str, verdict: IsolationVerdict, configured: Isolation) -> CheckResult:
     because = verdict.evidence[0]
     if verdict.state is State.OUTSIDE:
         remedy = (
@@ -236,20 +220,7 @@ def _judge(name: str, verdict: IsolationVerdict, configured: Isolation, *, episo
         if verdict.state is State.UNKNOWN:
             remedy += ", or see what its tools do: mcpagent env check --servers FILE --allow-writes"
         return result(name, WARN, detail, remedy)
-    if configured == "episode" and (short := _shortage(verdict.cost, episodes=episodes)) is not None:
-        return result(name, WARN, f"{short}: {because}", "--set rollout.num_envs=N")
     return result(name, PASS, f"{configured}: {because}")
-
-
-def _shortage(cost: InstanceCost, *, episodes: int) -> str | None:
-    """Return how the instances exceed this machine's memory; None if they fit."""
-    if cost.rss_bytes is None or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return None
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    need_bytes = cost.rss_bytes * episodes
-    if need_bytes <= memory:
-        return None
-    return f"{episodes} instances need {need_bytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB"
 
 
 _SAMPLES = "data/samples"

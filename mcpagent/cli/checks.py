@@ -216,7 +216,6 @@ def _isolation(servers: Sequence[ServerIsolation]) -> Iterator[Block]:
         verdict = server.verdict
         if verdict is None:
             continue
-        yield f"      an instance for each episode: {server.forecast}"
         if verdict.writes:
             yield f"      the probe wrote {verdict.probe_text!r} with {', '.join(verdict.writes)}"
         if verdict.left:

@@ -29,7 +29,6 @@ def test_the_samples_of_the_repository_pass_every_check() -> None:
     assert {check.status for check in outcome.checks} == {CheckStatus.PASS}
     # The built-in servers are isolated as is recommended.
     assert {server.check.status for server in outcome.isolation} == {CheckStatus.PASS}
-    assert all(server.forecast.endswith(" ms an episode") for server in outcome.isolation)
 
 
 def test_the_samples_pass_every_check_where_tools_are_searched_for() -> None:
@@ -98,10 +97,6 @@ def test_servers_without_tasks_are_checked_for_isolation_alone(tmp_path: Path) -
         "no isolation helps: after add_note, list_notes in another inst"
     )
     assert "No module named" in checks["broken"].detail
-    document = outcome.as_json()["isolation"][1]
-    # Ten times what one instance holds, in GB with one digit.
-    total_gb = 10 * document["cost"]["rss_bytes"] / 1e9
-    assert document["forecast"].startswith("10 x ") and f"= {total_gb:.1f} GB" in document["forecast"]
 
 
 def test_the_recommended_isolation_is_what_the_remedy_sets(tmp_path: Path) -> None:
@@ -109,12 +104,3 @@ def test_the_recommended_isolation_is_what_the_remedy_sets(tmp_path: Path) -> No
     outcome = env_check(config(f"tools.servers={servers}", "tools.isolation.private=episode"))
     (server,) = outcome.isolation
     assert (server.configured, server.check.status, outcome.passed) == ("episode", CheckStatus.PASS, True)
-
-
-def test_instances_that_do_not_fit_into_the_memory_are_a_warning(tmp_path: Path) -> None:
-    servers = servers_file(tmp_path, private=("notes", "kept"))
-    settings = (f"tools.servers={servers}", "tools.isolation.private=episode", "rollout.num_envs=1000000")
-    (server,) = env_check(config(*settings)).isolation
-    assert server.check.status is CheckStatus.WARN
-    assert "1000000 instances need " in server.check.detail
-    assert server.check.remedy == "--set rollout.num_envs=N"

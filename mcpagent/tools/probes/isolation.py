@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import psutil
 
 from mcpagent.config.schema import ServerSection, ToolsConfig
 from mcpagent.core.records import JsonObject, Record
@@ -25,7 +22,6 @@ from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.probes.arguments import harmless_arguments, known_values
 from mcpagent.tools.probes.handles import HandleState, may_give, probe_handles
 from mcpagent.tools.servers_config import InProcessServer, Isolation, ServerConfig, StdioServer
-from mcpagent.tools.transports.process_trees import MARK_ENV
 from mcpagent.tools.workspace import below, tree_digest
 
 _CALL_TIMEOUT_S = 10.0
@@ -44,16 +40,6 @@ class State(StrEnum):
     UNKNOWN = "unknown"  # nothing was seen, and not everything could be tried
 
 
-class InstanceCost(Record):
-    """The cost of an instance until its tools are listed; `start_s` is wall time. None: not ours to measure
-    (a server in this process has no memory of its own, one over HTTP no process here)."""
-
-    start_s: float
-    cpu_s: float | None = None
-    rss_bytes: int | None = None
-    processes: int | None = None
-
-
 class IsolationVerdict(Record):
     """`evidence` is what was seen, what decided first; `writes` the tools that took a write carrying
     `probe_text`, `left` the files and folders of that name that they left where the server runs, `not_tried`
@@ -67,7 +53,6 @@ class IsolationVerdict(Record):
     writes: tuple[str, ...]
     left: tuple[str, ...] = ()
     not_tried: dict[str, str]
-    cost: InstanceCost
 
 
 async def probe_isolation(
@@ -88,8 +73,8 @@ async def probe_isolation(
     Raises UserError if the server does not start.
     """
     async with AsyncExitStack() as stack:
-        first, cost = await stack.enter_async_context(_instance(config, read_only, on_note=on_note))
-        second, _ = await stack.enter_async_context(_instance(config, read_only))
+        first = await stack.enter_async_context(_instance(config, read_only, on_note=on_note))
+        second = await stack.enter_async_context(_instance(config, read_only))
         specs = [
             spec
             for spec in first.tools.values()
@@ -110,15 +95,12 @@ async def probe_isolation(
             writes=tuple(probe.wrote),
             left=_left(config, probe.text),
             not_tried=probe.not_tried,
-            cost=cost,
         )
 
 
-@asynccontextmanager
-async def _instance(
+def _instance(
     config: ServerConfig, read_only: Sequence[str], *, on_note: Callable[[str], None] = lambda _: None
-) -> AsyncGenerator[tuple[ToolPool, InstanceCost]]:
-    """Run one instance of a server, measured. Raises UserError if it does not start."""
+) -> ToolPool:
     settings = ToolsConfig(
         timeout_s=_CALL_TIMEOUT_S,
         retry=0,
@@ -126,39 +108,11 @@ async def _instance(
         read_only=_of_server(config, read_only),
         per_server={config.name: ServerSection(isolation="shared")},
     )
-    before = _server_processes()
-    started_s = time.perf_counter()
-    async with ToolPool([config], settings, on_note=on_note) as pool:
-        start_s = time.perf_counter() - started_s
-        if isinstance(config, StdioServer):
-            yield pool, _cost_of(_server_processes() - before, start_s=start_s)
-        else:
-            yield pool, InstanceCost(start_s=start_s)
+    return ToolPool([config], settings, on_note=on_note)
 
 
 def _of_server(config: ServerConfig, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name == config.name or name.startswith(f"{config.name}."))
-
-
-def _server_processes() -> set[psutil.Process]:
-    """Return the processes of all servers that this process has started."""
-    processes: set[psutil.Process] = set()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # another user's, or gone by now
-            if process.environ().get(MARK_ENV, "").startswith(f"{os.getpid()}-"):
-                processes.add(process)
-    return processes
-
-
-def _cost_of(processes: set[psutil.Process], *, start_s: float) -> InstanceCost:
-    """Return what runs now costs. Processor time includes that of children that were waited for."""
-    cpu_s, rss_bytes, count = 0.0, 0, 0
-    for process in processes:
-        with suppress(psutil.Error):
-            rss_bytes += process.memory_info().rss
-            cpu_s += sum(process.cpu_times()[:4])  # user, system, and both of its children
-            count += 1
-    return InstanceCost(start_s=start_s, cpu_s=cpu_s, rss_bytes=rss_bytes, processes=count)
 
 
 class _Answer(NamedTuple):

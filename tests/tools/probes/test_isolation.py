@@ -47,10 +47,6 @@ def test_a_server_with_state_in_its_process_needs_an_instance_for_each_episode()
     assert (verdict.recommended, verdict.state) == ("episode", State.INSTANCE)
     seen = f"in another session of the same instance answers differently and holds '{verdict.probe_text}'"
     assert f"after add_note, list_notes {seen}" in verdict.evidence
-    # A process of its own was measured: a bare Python holds about 10 MB.
-    assert verdict.cost.processes == 1
-    assert verdict.cost.rss_bytes is not None and 3e6 < verdict.cost.rss_bytes < 60e6
-    assert verdict.cost.cpu_s is not None and verdict.cost.cpu_s > 0
 
 
 def test_state_on_disk_is_seen_by_every_instance_so_isolation_does_not_help(tmp_path: Path) -> None:
@@ -115,7 +111,6 @@ def test_the_built_in_servers_are_judged_by_what_they_do() -> None:
         name: "episode" if name == "slack" else "shared" for name in verdicts
     }
     assert State.UNKNOWN not in {verdict.state for verdict in verdicts.values()}
-    assert all(verdict.cost.rss_bytes is None for verdict in verdicts.values())
 
 
 def test_a_server_that_does_not_start_is_a_user_error() -> None:
