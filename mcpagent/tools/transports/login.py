@@ -34,7 +34,6 @@ from mcpagent.tools.transports.oauth import (
     Login,
     Unreachable,
     check_transport,
-    end_of,
     login_url,
     whole_body,
 )
@@ -101,7 +100,6 @@ class _Flow:
         return Login(
             server=login_url(url),
             token=token,
-            ends_s=end_of(token),
             client=context.client_info,
             token_endpoint=_token_endpoint(context),
             resource=context.get_resource_url() if has_resource else None,

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import shlex
-import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -41,7 +40,6 @@ from mcpagent.tools.wire import LOGIN_NEEDED, NOT_SENT
 
 log = logging.getLogger(__name__)
 
-_EARLY_S = 30.0  # before its end, or a tenth of its life if that is less, a token is renewed
 _RENEWALS_MAX = 3  # for one request: a new token may have ended when its turn comes
 _LOCK_WAIT_S = 30.0
 _TOKEN_TIMEOUT_S = 20.0
@@ -54,20 +52,9 @@ class Login(BaseModel):
 
     server: str  # its URL, without user, query and fragment
     token: OAuthToken
-    ends_s: float | None  # of the access token, in seconds since 1970; None if it is not known
     client: OAuthClientInformationFull
     token_endpoint: str
     resource: str | None = None  # RFC 8707
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the token ends."""
-        return float("inf") if self.ends_s is None else self.ends_s - time.time()
-
-    @property
-    def is_due(self) -> bool:
-        """Return whether it is time to renew the token."""
-        return self.left_s <= min(_EARLY_S, (self.token.expires_in or 0) / 10)
 
     def learn(self) -> Login:
         """Let nothing that is written or printed hold what must be kept secret of it."""
@@ -75,11 +62,6 @@ class Login(BaseModel):
             if value:
                 SECRETS.add(value, "OAUTH_TOKEN")
         return self
-
-
-def end_of(token: OAuthToken) -> float | None:
-    """Return when a token that was issued now ends, in seconds since 1970; None if it does not say."""
-    return None if token.expires_in is None else time.time() + token.expires_in
 
 
 def login_url(url: str) -> str:
@@ -126,8 +108,8 @@ def forget_login(server: str) -> bool:
 
 
 class Authorization(httpx2.Auth):
-    """The bearer token of one server, for all its connections: as it was stored by a login, renewed shortly
-    before it ends and if the server refuses it. Several processes may share a login."""
+    """The bearer token of one server, for all its connections: as it was stored by a login, renewed if
+    the server refuses it. Several processes may share a login."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -143,8 +125,6 @@ class Authorization(httpx2.Auth):
         401 did nothing else. Raises MCPError if only a person can log in."""
         renewals_left = _RENEWALS_MAX
         while True:
-            if self._login is not None and self._login.is_due:
-                await self._renew(self._login.token.access_token)
             token = None if self._login is None else self._login.token.access_token
             if token is not None:
                 request.headers["authorization"] = f"Bearer {token}"
@@ -161,7 +141,7 @@ class Authorization(httpx2.Auth):
         if self._login is None:
             self._login = None if self._has_own else stored_login(self._url)  # made since
             return self._login is not None
-        await self._renew(refused or "", is_refused=True)
+        await self._renew(refused or "")
         return True
 
     def _refusal(self, response: httpx2.Response) -> MCPError | None:
@@ -179,7 +159,7 @@ class Authorization(httpx2.Auth):
             return self._needed("does not take the token of the login" if self._login else "wants a login")
         return None
 
-    async def _renew(self, used: str, *, is_refused: bool = False) -> None:
+    async def _renew(self, used: str) -> None:
         async with self._lock:
             login = self._login
             assert login is not None
@@ -189,12 +169,11 @@ class Authorization(httpx2.Auth):
                 async with _lock_of(login.server):
                     self._login = await self._renewed(login, used)
             except Unreachable as away:
-                if is_refused or login.left_s <= 0:
-                    raise MCPError(NOT_SENT, f"the login cannot be renewed: {away}") from away
+                raise MCPError(NOT_SENT, f"the login cannot be renewed: {away}") from away
 
     async def _renewed(self, login: Login, used: str) -> Login:
         stored = await asyncio.to_thread(stored_login, login.server)
-        if stored is not None and stored.token.access_token != used and stored.left_s > 0:
+        if stored is not None and stored.token.access_token != used:
             return stored  # another process has renewed it, or a person has logged in again
         if login.token.refresh_token is None:
             raise self._needed("gave a token that has expired, and no refresh token")
@@ -212,7 +191,7 @@ class Authorization(httpx2.Auth):
             raise self._needed(f"has ended the login ({token})")
         kept = {"refresh_token": login.token.refresh_token, "scope": login.token.scope}
         token = token.model_copy(update={k: v for k, v in kept.items() if getattr(token, k) is None})
-        renewed = login.model_copy(update={"token": token, "ends_s": end_of(token)})
+        renewed = login.model_copy(update={"token": token})
         await asyncio.to_thread(store_login, renewed)
         return renewed
 

@@ -31,7 +31,6 @@ from starlette.responses import JSONResponse, Response
 
 USES = int(os.environ.get("USES", "1000000"))
 REFRESHES = int(os.environ.get("REFRESHES", "1000000"))
-LIFE_S = int(os.environ.get("LIFE_S", "3600"))
 
 
 class Logins(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, AccessToken]):
@@ -106,9 +105,7 @@ class Logins(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         access, refresh = self.secret("access"), self.secret("refresh")
         self.uses_left[access], self.scopes[access] = USES, scopes
         self.refresh[refresh] = RefreshToken(token=refresh, client_id=client_id, scopes=scopes)
-        return OAuthToken(
-            access_token=access, expires_in=LIFE_S, refresh_token=refresh, scope=" ".join(scopes)
-        )
+        return OAuthToken(access_token=access, expires_in=3600, refresh_token=refresh, scope=" ".join(scopes))
 
     def secret(self, kind: str) -> str:
         self.issued.append(f"{kind}-{secrets.token_urlsafe(24)}")
