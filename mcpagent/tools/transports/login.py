@@ -32,7 +32,6 @@ from mcpagent.tools.transports.exchange import http_client, send_request
 from mcpagent.tools.transports.oauth import (
     KeptInMemory,
     Login,
-    Unreachable,
     check_transport,
     login_url,
     whole_body,
@@ -63,7 +62,7 @@ async def log_in(
         remedy = 'Register one there, and name it: "oauth": {"clientId": "...", "callbackPort": 8765}'
     except (OAuthFlowError, ValidationError, ValueError) as error:
         problem, remedy = f"the login failed: {str(error).partition(chr(10))[0][:300]}", "Try it again."
-    except (httpx2.HTTPError, httpx2.StreamError, Unreachable) as error:
+    except (httpx2.HTTPError, httpx2.StreamError) as error:
         problem, remedy = f"cannot be reached: {error}", "Check the server's url, and that it runs there."
     raise UserError(problem, where=f"server {server.name!r}", remedy=remedy)
 

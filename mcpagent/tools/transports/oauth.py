@@ -165,11 +165,8 @@ class Authorization(httpx2.Auth):
             assert login is not None
             if login.token.access_token != used:
                 return  # another call has done it
-            try:
-                async with _lock_of(login.server):
-                    self._login = await self._renewed(login, used)
-            except Unreachable as away:
-                raise MCPError(NOT_SENT, f"the login cannot be renewed: {away}") from away
+            async with _lock_of(login.server):
+                self._login = await self._renewed(login, used)
 
     async def _renewed(self, login: Login, used: str) -> Login:
         stored = await asyncio.to_thread(stored_login, login.server)
@@ -227,15 +224,11 @@ class KeptInMemory:
         self.client = client_info
 
 
-class Unreachable(Exception):
-    """The authorization server cannot be reached, or cannot answer now."""
-
-
 async def _ask_token_endpoint(
     endpoint: str, data: dict[str, str], client: OAuthClientInformationFull
 ) -> OAuthToken | str:
     """Return the token, or the error that the endpoint names, after one request with what authenticates the
-    client. Raises Unreachable."""
+    client. Raises MCPError if it cannot be reached, or cannot answer now."""
     check_transport(endpoint)
     host = urlsplit(endpoint).hostname
     metadata = OAuthClientMetadata(redirect_uris=[AnyUrl("http://127.0.0.1/callback")])
@@ -248,10 +241,11 @@ async def _ask_token_endpoint(
             )
             body = await whole_body(response)
     except (httpx2.HTTPError, httpx2.StreamError, TimeoutError) as error:
-        raise Unreachable(f"{host}: {type(error).__name__}") from error
+        away = f"the login cannot be renewed: {host}: {type(error).__name__}"
+        raise MCPError(NOT_SENT, away) from error
     status = response.status_code
     if status >= 500 or status == 429:
-        raise Unreachable(f"{host} failed (HTTP {status})")
+        raise MCPError(NOT_SENT, f"the login cannot be renewed: {host} failed (HTTP {status})")
     try:
         if status < 300:
             return OAuthToken.model_validate_json(body)
