@@ -52,6 +52,8 @@ def lookup(container: Any, key: str | int) -> Any:
             return container[key]
         raise PlaceholderError(f"index {key} of a list of {len(container)}")
     kind = f"fields {sorted(map(str, container))}" if is_json_object(container) else repr(container)[:80]
+    if is_json_object(container) and [*container] == ["text"]:
+        kind = f"a text: {container['text']!r:.200}"
     raise PlaceholderError(f"no {key!r} in {kind}")
 
 

@@ -24,8 +24,9 @@ parentheses, or one of the functions (`core.functions`)
     text(x)            x as text, for a parameter that is a string (`"${text(step1.price)}"`)
     quoted(list), in_one_text(list, ", ")   a list in a text: of SQL, or of names
 
-A comparison (`< <= > >= == !=`) and `not`, `and`, `or` of such give true or false. A path may go on behind a
-function: `max_by(step1.rows, "price").name`.
+A comparison (`< <= > >= == !=`) and `not`, `and`, `or` of such give true or false. What is compared or given
+to a function may also be a text, `true`, `false`, `null`, or a list: `mean([step1.a, step2.a])`. A path may
+go on behind a function: `max_by(step1.rows, "price").name`.
 
 It is parsed to Python's syntax tree and walked through a whitelist; nothing is ever evaluated as code.
 """
@@ -115,11 +116,20 @@ def _parse(expression: str) -> ast.expr:
         raise PlaceholderError(f"expression of {len(expression)} characters, at most {_MAX_EXPRESSION_CHARS}")
     source = _FIELD.sub(lambda m: m[1] or f'["{m[2]}"]', expression.strip())
     try:
-        node = ast.parse(source, mode="eval").body
+        node = _Constants().visit(ast.parse(source, mode="eval").body)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise PlaceholderError(f"{expression!r} is not an expression") from None
     _check(node)
     return node
+
+
+class _Constants(ast.NodeTransformer):
+    """JSON's names of constants, as constants."""
+
+    _VALUES: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self._VALUES[node.id]) if node.id in self._VALUES else node
 
 
 def _check(node: ast.expr) -> None:
@@ -154,14 +164,22 @@ def _check(node: ast.expr) -> None:
 
 
 def _check_argument(node: ast.expr) -> None:
-    if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-        _check(node)
+    match node:
+        case ast.Constant(value=str() | bool() | None):
+            return
+        case ast.List(elts=items):
+            for item in items:
+                _check_argument(item)
+        case _:
+            _check(node)
 
 
 def _evaluate(node: ast.expr, results: Mapping[str, Any]) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
+        case ast.List(elts=items):
+            return [_evaluate(item, results) for item in items]
         case ast.Name(id=name):
             if name not in results:
                 raise PlaceholderError(f"{name} has no result")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mcpagent.core.answer_line import folded
@@ -17,6 +17,7 @@ from mcpagent.core.placeholders import (
     resolve_references,
 )
 from mcpagent.core.tasks import AnswerCheck, EvidenceFact, PlanStep, RewardSpec, Success, Task
+from mcpagent.core.tools import ToolSpec
 from mcpagent.core.values import is_json_object, scalars
 from mcpagent.reward.evidence import shows
 from mcpagent.synth.tasks.inspect import stands_in, user_text
@@ -33,7 +34,7 @@ def with_evidence(draft: Task, task: Task, run: GoldRun, cache: CallCache) -> Ta
     before, check = draft.truth.final_answer, task.truth.final_answer
     if before is None or check is None or check.type == "none":
         return task
-    facts = _facts(draft, before, check, run)
+    facts = _facts(draft, before, check, run, {spec.dotted: spec for spec in cache.specs})
     if not facts:
         return task
     changes: dict[str, Any] = {"evidence": tuple(facts)}
@@ -43,7 +44,9 @@ def with_evidence(draft: Task, task: Task, run: GoldRun, cache: CallCache) -> Ta
     return task.model_copy(update={"reward_spec": RewardSpec(ground_truth=truth)})
 
 
-def _facts(draft: Task, before: AnswerCheck, check: AnswerCheck, run: GoldRun) -> list[EvidenceFact]:
+def _facts(
+    draft: Task, before: AnswerCheck, check: AnswerCheck, run: GoldRun, specs: Mapping[str, ToolSpec]
+) -> list[EvidenceFact]:
     answer = list(scalars(check.value))
     if is_json_object(check.value):
         answer += check.value
@@ -64,7 +67,7 @@ def _facts(draft: Task, before: AnswerCheck, check: AnswerCheck, run: GoldRun) -
     calls = gold_record(draft, run, answer=None, read_only=frozenset()).calls
     facts = list[EvidenceFact]()
     for read in {format_value(read.value): read for read in reads}.values():
-        for about in (_about(draft, read.steps, run), ()):
+        for about in (_about(draft, read.steps, run, specs), ()):
             if any(shows(read.value, about, made) for made in calls):
                 said_of_it = {"about": about, "instead": tuple(answer) if is_computed else ()}
                 stated = {name: value for name, value in said_of_it.items() if value}
@@ -81,14 +84,16 @@ def _parts_in(answer: Sequence[Any], text: str) -> list[Any]:
     return [part for part in answer if stands_in(part, text)]
 
 
-def _about(draft: Task, steps: Iterable[int], run: GoldRun) -> tuple[str | tuple[str, ...], ...]:
+def _about(
+    draft: Task, steps: Iterable[int], run: GoldRun, specs: Mapping[str, ToolSpec]
+) -> tuple[str | tuple[str, ...], ...]:
     """Return what identifies the thing that a step is asked about: what the question names, or behind other
     calls any name of it."""
     plan = {step.step: step for step in draft.truth.tool_sequence}
     if len(numbers := list(steps)) != 1:
         return ()
     step = plan[numbers[0]]
-    asked, named = user_text(draft), _literals(step)
+    asked, named = user_text(draft), _literals(step, specs)
     here = [format_value(value) for value in named if _is_asked(value, asked)]
     if not (ancestors := references(step.params)):
         return tuple(here)
@@ -96,16 +101,25 @@ def _about(draft: Task, steps: Iterable[int], run: GoldRun) -> tuple[str | tuple
     pending = list(ancestors)
     while pending:
         earlier = plan[pending.pop()]
-        group += [format_value(value) for value in _literals(earlier) if _is_asked(value, asked)]
+        group += [format_value(value) for value in _literals(earlier, specs) if _is_asked(value, asked)]
         pending += references(earlier.params)
     return (tuple(dict.fromkeys(group)),) if group else ()
 
 
-def _literals(step: PlanStep) -> list[Any]:
-    """Return what the arguments of a step say; of a text with quotes, such as SQL, also what is quoted."""
-    values = [v for v in scalars(step.params) if v not in (None, "")]
-    quoted = [part for v in values if isinstance(v, str) for _, part in _QUOTED.findall(v)]
-    return [v for v in (*values, *quoted) if not reference_texts(v)]
+def _literals(step: PlanStep, specs: Mapping[str, ToolSpec]) -> list[Any]:
+    """Return what the arguments of a step say, but for constants of the tool; of a text with quotes, such as
+    SQL, also what is quoted."""
+    spec = specs[f"{step.server}.{step.tool}"]
+    said = [v for name, v in step.params.items() if not is_constant(spec, name, v)]
+    values = [v for v in scalars(said) if v not in (None, "") and not reference_texts(v)]
+    return [*values, *(part for v in values if isinstance(v, str) for _, part in _QUOTED.findall(v))]
+
+
+def is_constant(spec: ToolSpec, name: str, value: Any) -> bool:
+    """Return True if the schema of a tool itself names the value of an argument: it says how to look, and not
+    at what."""
+    schema = spec.input_schema.get("properties", {}).get(name, {})
+    return value in schema.get("enum", ()) or value == schema.get("default")
 
 
 def _given(step: PlanStep, run: GoldRun) -> list[Any]:

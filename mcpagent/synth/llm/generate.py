@@ -143,6 +143,10 @@ async def _generated(
             remedy="name those that do: --read-only SERVER.TOOL,...; or let plans change something: "
             "--allow-writes",
         )
+    others = tuple(tool for tool in pool.tools.values() if tool.dotted not in usable)
+    if others:
+        names = ", ".join(tool.dotted for tool in others)
+        on_note(f"offered, but in no plan, since they do not say that they only read: {names} (--read-only)")
     executor = Executor(pool)
     provenance = {
         "template": "llm",
@@ -159,6 +163,7 @@ async def _generated(
         prompt_builder = PromptBuilder(
             prompts=asking.prompts,
             usable=tuple(usable.values()),
+            others=others,
             observations=await _observed(pool, journal, seed=settings.seed),
             settings=settings,
         )

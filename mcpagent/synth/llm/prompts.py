@@ -25,6 +25,7 @@ from mcpagent.tools.probes.arguments import harmless_arguments
 
 _SHOWN_OF_EACH = 3  # results of each tool
 _SHOWN_CHARS = 3000  # of one result
+_LINE_CHARS = 160  # of what a tool is for, where its name would nearly do
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,14 @@ async def observe(cache: CallCache, *, seed: int) -> tuple[Observation, ...]:
 _BLANK = re.compile(r"\{\{(\w+)\}\}")
 _BLANKS = {
     "generate.system": set(),
-    "generate.user": {"wish", "persona", "domain", "questions", "tools", "observations"},
+    "generate.user": {
+        *("wish", "persona", "domain", "focus", "questions", "tools", "others", "observations"),
+    },
     "repair": {"stage", "code", "detail"},
     "review.system": set(),
-    "review.user": {"question", "calls", "answer"},
+    "review.user": {"question", "calls", "answer", "tools"},
     "solve.system": set(),
-    "solve.user": {"question", "tools", "observations"},
+    "solve.user": {"question", "tools", "others", "observations"},
 }
 
 
@@ -167,10 +170,11 @@ class Commission:
 @dataclass(frozen=True, kw_only=True)
 class PromptBuilder:
     """The writer of what the model is told; each commission depends on the seed, its number and the
-    `questions` that exist alone."""
+    `questions` that exist alone. Plans may call the `usable` tools; tasks offer `others` too."""
 
     prompts: Prompts
     usable: Sequence[ToolSpec]
+    others: Sequence[ToolSpec] = ()
     observations: Sequence[Observation]
     settings: TaskSettings
     questions: Sequence[str] = ()
@@ -182,13 +186,16 @@ class PromptBuilder:
         kind = self._kind(number)
         domain = rng.choice(settings.domains)
         shown = self._shown(rng)
+        low, high = (min(count, settings.max_tools) for count in texts.classes[kind].steps)
         user = fill_in(
             texts.generate.user,
-            wish=texts.classes[kind].wish.strip(),
+            wish=f"{texts.classes[kind].wish.strip()} It takes {low} to {high} calls.",
             persona=rng.choice(texts.personas),
             domain=domain,
+            focus=self.usable[number % len(self.usable)].dotted,
             questions="\n".join(f"- {text}" for text in self.questions[-_MOST_QUESTIONS:]) or "- none yet",
             tools=_described(shown),
+            others=_named(self.others),
             observations=self._observed(shown),
         )
         messages = _messages(texts.generate.system, user)
@@ -211,14 +218,23 @@ class PromptBuilder:
     def solve(self, question: str, offered: Sequence[str]) -> tuple[JsonObject, ...]:
         """Return the messages that ask for a way to the answer from the question alone."""
         tools = [tool for tool in self.usable if tool.dotted in offered]
+        others = [tool for tool in self.others if tool.dotted in offered]
         texts = self.prompts.texts.solve
-        told = {"tools": _described(tools), "observations": self._observed(tools)}
+        told = {
+            "tools": _described(tools),
+            "others": _named(others),
+            "observations": self._observed(tools),
+        }
         return _messages(texts.system, fill_in(texts.user, question=question, **told))
 
-    def review(self, question: str, calls: str, answer: str) -> tuple[JsonObject, ...]:
+    def review(
+        self, question: str, calls: str, answer: str, offered: Sequence[str]
+    ) -> tuple[JsonObject, ...]:
         """Return the messages that ask whether what was computed is the answer."""
         texts = self.prompts.texts.review
-        return _messages(texts.system, fill_in(texts.user, question=question, calls=calls, answer=answer))
+        tools = _named([tool for tool in (*self.usable, *self.others) if tool.dotted in offered])
+        told = {"question": question, "calls": calls, "answer": answer, "tools": tools}
+        return _messages(texts.system, fill_in(texts.user, **told))
 
     def _shown(self, rng: Random) -> list[ToolSpec]:
         if len(self.usable) <= _MOST_TOOLS:
@@ -233,6 +249,12 @@ class PromptBuilder:
 
 def _messages(system: str, user: str) -> tuple[JsonObject, ...]:
     return {"role": "system", "content": system}, {"role": "user", "content": user}
+
+
+def _named(tools: Sequence[ToolSpec]) -> str:
+    """Return what tools are for, a line each."""
+    lines = [f"- {tool.dotted}: {' '.join(tool.description.split())[:_LINE_CHARS]}" for tool in tools]
+    return "\n".join(lines) or "- none"
 
 
 def _described(tools: Sequence[ToolSpec]) -> str:

@@ -36,7 +36,7 @@ from mcpagent.synth.llm.draft import (
     Vote,
     read_reply,
 )
-from mcpagent.synth.llm.evidence import with_evidence
+from mcpagent.synth.llm.evidence import is_constant, with_evidence
 from mcpagent.synth.llm.prompts import Commission, PromptBuilder, Prompts, fill_in
 from mcpagent.synth.tasks.inspect import groups_by
 from mcpagent.synth.tasks.prove import grounded
@@ -130,7 +130,8 @@ def _calls(run: GoldRun) -> list[JsonObject]:
 
 def _shown(call: JsonObject) -> str:
     arguments = json.dumps(call["arguments"], ensure_ascii=False)
-    return f"- {call['server']}.{call['tool']}({arguments}) -> {call['result']}"
+    cut = " ... (cut here)" if len(call["result"]) >= _SHOWN_CHARS else ""
+    return f"- {call['server']}.{call['tool']}({arguments}) -> {call['result']}{cut}"
 
 
 _EXAMPLES_KEPT = 3
@@ -290,7 +291,8 @@ class Workshop:
         check = executed.task.truth.final_answer
         answer = "(a change, and no answer)" if check is None else written_answer(check, check.value)
         calls = "\n".join(map(_shown, executed.calls)) or "none"
-        messages = self.prompt_builder.review(_asked(executed.task), calls, answer)
+        offered = executed.task.offered_tools or ()
+        messages = self.prompt_builder.review(_asked(executed.task), calls, answer, offered)
         vote = read_reply(await self.client.ask(self._request(messages, Vote, "review"), key=key), Vote)
         if not vote.accept:
             raise FaultFound(DraftFault(DraftStage.REVIEW, DraftFaultCode.NOT_THE_ANSWER, vote.reason))
@@ -354,11 +356,9 @@ def called_entities(calls: Sequence[JsonObject], tools: Mapping[str, ToolSpec]) 
     neither a number, a date nor a constant of the tool's schema. `tools` by `server.tool`."""
     names: set[str] = set()
     for call in calls:
-        properties = tools[f"{call['server']}.{call['tool']}"].input_schema.get("properties", {})
+        spec = tools[f"{call['server']}.{call['tool']}"]
         for name, value in call["arguments"].items():
-            schema = properties.get(name, {})
-            is_constant = value in schema.get("enum", ()) or value == schema.get("default")
-            if isinstance(value, str) and len(value) <= _LONGEST and not is_constant:
+            if isinstance(value, str) and len(value) <= _LONGEST and not is_constant(spec, name, value):
                 names |= {word for word in _WORD.findall(value) if _is_name(word)}
     return names
 

@@ -92,7 +92,7 @@ def test_a_secret_of_the_settings_is_in_no_question(tmp_path: Path, monkeypatch:
     batch = tmp_path / "one.jsonl"
     options = ("--servers", str(tmp_path / "mcp.json"))
     generate(NOWHERE, tmp_path / "out", "--n-samples", "1", "--batch", str(batch), *options)
-    assert "logging in with [SHOP_TOKEN]." in batch.read_text()
+    assert "logging in with [SHOP_TOKEN];" in batch.read_text()
     assert "tok-93aa71f0c2d4" not in batch.read_text()
 
 

@@ -21,6 +21,10 @@ ITEMS = {
 MAKERS = {71: {"maker": "Weiss", "notes": "Mail: weiss@shop.example\nPhone: 0171"}, 72: {"maker": "Lima"}}
 
 
+VIEW = {"enum": ["price", "stock"]}
+SCHEMA = {"type": "object", "properties": {"view": VIEW, "name": {}, "id": {}, "sql": {}}}
+
+
 class Shop:
     """A provider and its only session; every result has a number of its own, as random ids are."""
 
@@ -28,7 +32,7 @@ class Shop:
         self._calls = 0
         reads = ToolAnnotations(read_only=True)
         self.tools: Mapping[str, ToolSpec] = {
-            name: ToolSpec(server="shop", name=name, input_schema={"type": "object"}, annotations=reads)
+            name: ToolSpec(server="shop", name=name, input_schema=SCHEMA, annotations=reads)
             for name in ("item", "maker", "items", "query")
         }
 
@@ -95,6 +99,21 @@ WHICH = "at(argmax(step1.price, step2.price), step1.name, step2.name)"
             [(12.5, ["Lamp"], []), (40.25, ["Chair"], [])],
         ),
         ("What costs most?", [ALL], "name", 'max_by(step1.rows, "price").name', [("Chair", [], [])]),
+        # Constants of the schema say how to look, fields of an expression what to take: no things.
+        (
+            "What is the price of the lamp?",
+            [{**item("Lamp"), "arguments": json.dumps({"name": "Lamp", "view": "price"})}],
+            "number",
+            "step1.price",
+            [(12.5, ["Lamp"], [])],
+        ),
+        (
+            "Who makes what has the highest price?",
+            [ALL, {**MAKER, "arguments": json.dumps({"id": '${max_by(step1.rows, "price").maker}'})}],
+            "name",
+            "step2.maker",
+            [("Lima", [["72"]], [])],
+        ),
         (
             "What costs over 20?",
             [ALL],

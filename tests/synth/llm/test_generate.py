@@ -254,7 +254,8 @@ def test_tools_of_the_users_own_that_change_something_are_called_only_where_that
         allowed = generate(running.url, tmp_path / "yes", *options, "--allow-writes")
     assert isinstance(refused.exception, RunError)
     assert "unknown_tool" in refused.stderr
-    assert "send_slack_message" not in asked.messages[1]["content"]
+    assert "tool send_slack_message" not in asked.messages[1]["content"]
+    assert "- slack.send_slack_message: " in asked.messages[1]["content"]  # whoever solves the task has it
     assert "get_slack_channel_history" in asked.messages[1]["content"]
     assert allowed["by_tool"] == {"slack.send_slack_message": 1}
 

@@ -38,7 +38,7 @@ def test_a_blank_that_nothing_fills_is_refused_with_its_line(tmp_path: Path) -> 
     path.write_text(text.replace("{{answer}}", "{{anser}}"))
     with pytest.raises(UserError, match=r"p\.yaml:\d+: nothing fills \{\{anser\}\} in review\.user") as error:
         load_prompts(path)
-    assert error.value.remedy == "there are: answer, calls, question"
+    assert error.value.remedy == "there are: answer, calls, question, tools"
 
 
 def test_a_dated_model_has_the_price_of_its_name_and_an_unknown_one_none() -> None:
@@ -82,8 +82,14 @@ def test_a_prompt_shows_whole_results_with_their_root_and_what_fails() -> None:
     )
     settings = TaskSettings(max_tools=4, max_turns=8, domains=("all",))
     usable = (tool("fmp.quote", symbol={"type": "string"}),)
+    writes = tool("fmp.alert").model_copy(update={"description": "Send an alert\n  to a phone."})
     asked = PromptBuilder(
-        prompts=prompts, usable=usable, observations=seen, settings=settings, questions=["What is ABCD?"]
+        prompts=prompts,
+        usable=usable,
+        others=(writes,),
+        observations=seen,
+        settings=settings,
+        questions=["What is ABCD?"],
     )
     told = asked(0).messages[1]["content"]
     for part in (
@@ -92,8 +98,14 @@ def test_a_prompt_shows_whole_results_with_their_root_and_what_fails() -> None:
         f"step = {'x' * 3000} ... (cut here)",
         'arguments: {"type": "object", "properties": {"symbol": {"type": "string"}}}',
         "Questions that exist\n- What is ABCD?",
+        "- fmp.alert: Send an alert to a phone.",
     ):
         assert part in told
+    # Who judges or solves a wish knows every tool that the task offers, and no other.
+    for offered, is_told in ((["fmp.quote", "fmp.alert"], True), (["fmp.quote"], False)):
+        for messages in (asked.review("Warn me.", "none", "none", offered), asked.solve("Warn me.", offered)):
+            assert ("fmp.alert: Send" in messages[1]["content"]) is is_told
+            assert "fmp.quote" in messages[1]["content"] or "tool quote" in messages[1]["content"]
 
 
 QUOTE = {"fmp.quote": tool("fmp.quote", symbol={"type": "string"}, period={"enum": ["Q1", "Q2"]})}
