@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -30,9 +30,7 @@ from mcpagent.servers.provider import builtin_servers
 from mcpagent.servers.sandbox.choose import choose_sandbox
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.storage.checkpoints import find_model
-from mcpagent.storage.datasets import find_dataset
 from mcpagent.storage.packages import installed_version, pip_install, require, requirements
-from mcpagent.synth.datasets.validate import validate_dataset
 from mcpagent.tools.servers_config import ServerConfig, StdioServer, load_servers
 
 if TYPE_CHECKING:  # it takes jinja2, which a base installation has not
@@ -267,20 +265,17 @@ def _cuda_card(index: int) -> str:
 def doctor(
     *,
     servers: Path | None = None,
-    data: Path | None = None,
     model: str | None = None,
     tool_format: str = "auto",
 ) -> list[CheckResult]:
     """Check everything and return the results in a fixed order.
 
-    `servers` is an mcp.json (None: the built-in servers), `data` a dataset (None: the default ones, if they
-    exist), `model` a hub id or folder whose tokens are to be checked with the tools of the servers,
-    `tool_format` the dialect in which it is to call them. Raises UserError only if one of the two files does
-    not exist.
+    `servers` is an mcp.json (None: the built-in servers), `model` a hub id or folder whose tokens are to be
+    checked with the tools of the servers, `tool_format` the dialect in which it is to call them. Raises
+    UserError only if there is no such mcp.json.
     """
-    for path in (servers, data):
-        if path is not None and not path.is_file():
-            raise UserError("there is no such file", where=str(path))
+    if servers is not None and not servers.is_file():
+        raise UserError("there is no such file", where=str(servers))
     started = check_servers(servers)
     return [
         check_python(),
@@ -289,7 +284,6 @@ def doctor(
         *started.checks,
         check_sandbox(),
         *check_keys(started.names),
-        *_check_data(data, catalog=started.tools, servers=servers),
         check_outputs(Path("outputs")),
         *([] if model is None else check_model(model, tool_format=tool_format, catalog=started.tools or ())),
     ]
@@ -347,44 +341,6 @@ def _started(config: ServerConfig, server: ListedServer, notes: Sequence[str]) -
     catalog = catalog_hash(server.tools)[:12]
     detail = f"{counted(len(server.tools), 'tool')} in {server.start_s:.1f} s, catalog {catalog}"
     return result(name, PASS, "; ".join([detail, *notes]))
-
-
-def _check_data(
-    path: Path | None, *, catalog: Sequence[ToolSpec] | None, servers: Path | None
-) -> list[CheckResult]:
-    splits: tuple[Literal["train", "validation"], ...] = ("train", "validation")
-    if path is not None:
-        return [_check_dataset("data", path, catalog=catalog, servers=servers)]
-    checks: list[CheckResult] = []
-    for split in splits:
-        name = f"data {split}"
-        try:
-            default = find_dataset(None, split=split)
-        except UserError as error:
-            # No failure: quickstart makes its own, and every command takes --data or --set data.train.
-            explores = ["--explore", "--servers", str(servers)] if servers is not None else []
-            remedy = shlex.join(["mcpagent", "gen-data", *explores])
-            checks.append(result(name, WARN, error.message, remedy))
-            continue
-        checks.append(_check_dataset(name, default, catalog=catalog, servers=servers))
-    return checks
-
-
-def _check_dataset(
-    name: str, path: Path, *, catalog: Sequence[ToolSpec] | None, servers: Path | None
-) -> CheckResult:
-    option = ["--servers", str(servers)] if servers is not None else []
-    remedy = shlex.join(["mcpagent", "data", "validate", str(path), *option])
-    try:
-        report = validate_dataset(path, catalog=catalog)
-    except UserError as error:
-        return _failed(name, error, remedy=remedy)
-    if report.valid == report.records:
-        unchecked = "" if catalog else "; tool names not checked"
-        return result(name, PASS, f"{path}: {report.records} valid tasks{unchecked}")
-    where, rejection = report.findings[0]
-    wrong = f"{report.rejects.total()} of {report.records} records are wrong"
-    return result(name, FAIL, f"{wrong}, the first at {where}: {rejection.detail}", remedy)
 
 
 def _failed(name: str, error: UserError, *, remedy: str | None) -> CheckResult:

@@ -34,20 +34,13 @@ def doctor(
     servers: Annotated[
         Path | None, typer.Option(help="An mcp.json whose servers to start. Default: the built-in ones.")
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="A dataset, or its folder, to check with the servers that it remembers. Default: train and "
-            "validation in data/processed."
-        ),
-    ] = None,
     model: Annotated[
         str | None, typer.Option(help="A hub id or folder: is it safe to train on its template's tokens?")
     ] = None,
     set_: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Check this machine: Python, packages, device, servers, API keys, data, disk.
+    """Check this machine: Python, packages, device, servers, API keys, disk.
 
     Exits 1 if a check fails; each failure comes with the command that fixes it. Keys are never shown.
     Nothing leaves this machine, unless --model names one that is not on it.
@@ -61,7 +54,6 @@ def doctor(
         from mcpagent.checks.doctor import doctor as check_all
         from mcpagent.core.records import CheckStatus
         from mcpagent.run.episodes import load_for_dataset
-        from mcpagent.storage.datasets import dataset_file
     except ModuleNotFoundError as error:
         # The one thing that the checks cannot report: without its base packages mcpagent has no checks.
         raise UserError(
@@ -69,13 +61,9 @@ def doctor(
         ) from error
 
     console = Console(is_json=as_json)
-    if data is not None:
-        data = dataset_file(data, "train", "validation", "heldout")
-    config = load_for_dataset((), set_ or (), data=data, split=None, note=console.note, for_training=False)
-    if data is not None and servers is None:
-        servers = None if config.tools.servers is None else Path(config.tools.servers)
+    config = load_for_dataset((), set_ or (), data=None, split=None, note=console.note, for_training=False)
     console.note("checking; servers are started and stopped")
-    checks = check_all(servers=servers, data=data, model=model, tool_format=config.rollout.tool_format)
+    checks = check_all(servers=servers, model=model, tool_format=config.rollout.tool_format)
     console.print_blocks(checks, _checked(checks))
     if any(check.status is CheckStatus.FAIL for check in checks):
         raise typer.Exit(RunError.exit_code)

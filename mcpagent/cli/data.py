@@ -67,9 +67,9 @@ def validate(
 
     Example: mcpagent data validate train.jsonl --execute --out good.jsonl
     """
-    from mcpagent.synth.datasets.validate import ValidationReport, keep_good, proven_tasks, sound_tasks
+    from mcpagent.synth.datasets.validate import prove_dataset, validate_dataset
     from mcpagent.synth.generate import carry_servers, write_servers
-    from mcpagent.synth.tasks.run import CallCache, ToolShelf
+    from mcpagent.synth.tasks.run import CallCache
     from mcpagent.tools.setup import open_tools
 
     console = Console(is_json=as_json)
@@ -79,18 +79,16 @@ def validate(
         remembered = carry_servers(file, out.parent, overwrite=overwrite)
     if execute and not catalog:
         raise UserError("--execute needs the servers", remedy="leave out --no-catalog")
-    report = ValidationReport()
     tools = _tools(file, servers, settings, console) if catalog else None
     write_servers(remembered)
     if tools is None:
-        keep_good(sound_tasks(file, None, report), out=out)
+        report = validate_dataset(file, catalog=None, out=out)
     else:
         with open_tools(tools, on_note=console.note) as opened:
             if execute:
-                good = proven_tasks(file, CallCache(opened.pool), report, opened.io)
+                report = prove_dataset(file, CallCache(opened.pool), opened.io, out=out)
             else:
-                good = sound_tasks(file, ToolShelf(opened.pool.tools.values()), report)
-            keep_good(good, out=out)
+                report = validate_dataset(file, catalog=opened.pool.tools.values(), out=out)
     if out is not None and not report.valid:
         console.note(f"{out} is not written: no record is good")
     document: dict[str, Any] = {**report.as_json(), **({"path": str(out)} if report.valid and out else {})}

@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "doctor": (
         "mcpagent.cli.checks:doctor",
-        "Check this machine: packages, device, servers, keys, data.",
+        "Check this machine: packages, device, servers, keys.",
     ),
     "gen-data": (
         "mcpagent.cli.gen_data:gen_data",

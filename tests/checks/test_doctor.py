@@ -16,8 +16,6 @@ from mcpagent.core.records import CheckResult, CheckStatus
 from tests.running import mcpagent
 from tests.tools.support import ECHO_SCRIPT
 
-SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "train.jsonl"
-
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,14 +43,13 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.system
 def test_a_working_installation_passes_and_no_key_is_ever_shown() -> None:
-    done = _run("--data", str(SAMPLES.parent), "--json", FMP_API_KEY="sekret-value")
+    done = _run("--json", FMP_API_KEY="sekret-value")
     assert done.returncode == 0, done.stderr
     checks = _by_name([CheckResult.model_validate(item) for item in json.loads(done.stdout)])
-    for name in ("python", "packages", "extra hf", "server polygon", "server slack", "data", "key fmp"):
+    for name in ("python", "packages", "extra hf", "server polygon", "server slack", "key fmp"):
         assert checks[name].status is CheckStatus.PASS, checks[name]
     assert checks["key tavily"].status is CheckStatus.SKIP
     assert [check.name for check in check_keys(["mine", "fmp"])] == ["key fmp"], "of what is in use"
-    assert checks["data"].detail.endswith("12 valid tasks")
     assert "sekret" not in done.stdout + done.stderr
 
 
@@ -88,30 +85,6 @@ def test_a_file_that_is_not_there_is_the_users_to_fix() -> None:
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["where"] == "absent.json"
     assert "Traceback" not in done.stderr
-
-
-def test_a_wrong_record_fails_with_its_line_and_the_command_that_lists_all(tmp_path: Path) -> None:
-    servers = _mcp_json(tmp_path, {"echo": _echo()})
-    data = tmp_path / "tasks.jsonl"
-    data.write_text(SAMPLES.read_text().splitlines()[0] + '\n{"prompt": []\n')
-    check = _by_name(doctor(servers=servers, data=data))["data"]
-    assert check.status is CheckStatus.FAIL
-    assert f"{data}:" in check.detail
-    assert check.remedy == f"mcpagent data validate {data} --servers {servers}"
-
-
-def test_tasks_for_servers_that_are_not_in_use_fail(tmp_path: Path) -> None:
-    check = _by_name(doctor(servers=_mcp_json(tmp_path, {"echo": _echo()}), data=SAMPLES))["data"]
-    assert check.status is CheckStatus.FAIL
-    assert "no server in use has" in check.detail
-
-
-def test_without_datasets_the_remedy_makes_them(tmp_path: Path) -> None:
-    servers = _mcp_json(tmp_path, {"echo": _echo()})
-    check = _by_name(doctor(servers=servers))["data train"]
-    explores = f"mcpagent gen-data --explore --servers {servers}"
-    assert (check.status, check.remedy) == (CheckStatus.WARN, explores)
-    assert _by_name(doctor())["data train"].remedy == "mcpagent gen-data"
 
 
 def test_a_version_out_of_range_fails_with_the_install_command_of_this_python() -> None:

@@ -99,7 +99,6 @@ def test_a_users_servers_are_found_by_every_command(
 ) -> None:
     data = harbour / "data/h/train.jsonl"
     short = ("--set", "rollout.max_new_tokens=4")
-    found_by(harbour, "doctor", "--data", data.parent)
     found_by(harbour, "env", "check", "--data", data)
     found_by(harbour, "tools", "call", "harbour.list_ships", "--data", data)
     found_by(harbour, "tools", "bench", "harbour.list_ships", "--calls", "3", "--data", data)

@@ -87,18 +87,21 @@ class ValidationReport:
         }
 
 
-def validate_dataset(path: Path, *, catalog: Iterable[ToolSpec] | None) -> ValidationReport:
-    """Check every record as it is written; `catalog` None does not check tools against servers.
+def validate_dataset(
+    path: Path, *, catalog: Iterable[ToolSpec] | None, out: Path | None = None
+) -> ValidationReport:
+    """Check every record as it is written, and write the good ones to `out` if it is given; `catalog` None
+    does not check tools against servers.
 
     Task ids are remembered, records are not. A broken line of JSONL is a finding; a broken JSON
     array, a file that cannot be read and one without records raise UserError.
     """
     report = ValidationReport()
-    keep_good(sound_tasks(path, None if catalog is None else ToolShelf(catalog), report), out=None)
+    _keep_good(_sound_tasks(path, None if catalog is None else ToolShelf(catalog), report), out=out)
     return report
 
 
-def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -> Iterator[tuple[str, Task]]:
+def _sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -> Iterator[tuple[str, Task]]:
     """(file:line, task) for each record that is sound as it is written; `report` is told of every record."""
     ids: dict[str, int] = {}  # the line of each
     with reading(path), open_bytes(path) as stream:
@@ -115,16 +118,22 @@ def sound_tasks(path: Path, shelf: ToolShelf | None, report: ValidationReport) -
         raise empty_dataset(path)
 
 
-def proven_tasks(
+def prove_dataset(path: Path, cache: CallCache, io: IOThread, *, out: Path | None = None) -> ValidationReport:
+    """`validate_dataset`, and each task is executed, replayed, and shown to be necessary and minimal."""
+    report = ValidationReport(is_executed=True)
+    _keep_good(_proven_tasks(path, cache, report, io), out=out)
+    return report
+
+
+def _proven_tasks(
     path: Path, cache: CallCache, report: ValidationReport, io: IOThread
 ) -> Iterator[tuple[str, Task]]:
     """Yield the sound tasks that were executed, replayed, and shown to be necessary and minimal."""
-    report.is_executed = True
 
     async def examined(batch: Sequence[tuple[str, Task]]) -> list[JsonObject | Rejection]:
         return await asyncio.gather(*(examine(task, cache) for _, task in batch))
 
-    sound = sound_tasks(path, cache, report)
+    sound = _sound_tasks(path, cache, report)
     while batch := list(islice(sound, _AT_ONCE)):
         for (where, task), outcome in zip(batch, io.run(examined(batch)), strict=True):
             if isinstance(outcome, Rejection):
@@ -133,7 +142,7 @@ def proven_tasks(
                 yield where, task
 
 
-def keep_good(checked: Iterable[tuple[str, Task]], *, out: Path | None) -> None:
+def _keep_good(checked: Iterable[tuple[str, Task]], *, out: Path | None) -> None:
     """Check every record, and write the good ones to `out` if it is given."""
     tasks = (task for _, task in checked)
     if out is None:
