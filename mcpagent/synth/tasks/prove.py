@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from mcpagent.core.answer_line import form_problem, right_message
 from mcpagent.core.placeholders import PlaceholderError, format_value, reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.shown_values import result_value
-from mcpagent.core.tasks import PlanStep, Task
+from mcpagent.core.tasks import Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult
 from mcpagent.core.values import scalars
 from mcpagent.reward.assignment import depends_on
@@ -84,15 +83,13 @@ async def prove(
     failing = await _fails_first(task, cache)
     _right_scores_one(task, run, cache, failing)
     _wrong_fails(task, run, cache)
-    untouched = await _silence_fails(task, run, cache)
-    if task.truth.abstain:
-        _calling_fails(task, cache)
-    await _every_step_counts(task, run, cache, sources, untouched)
+    await _silence_fails(task, run, cache)
+    await _every_step_counts(task, run, cache, sources)
     return {
         "executed_steps": len(run.calls),
         "gold_reward": 1.0,
         "replays": 1,  # next to the first run
-        "no_op": "calling fails" if task.truth.abstain else "silence fails",
+        "no_op": "silence fails",
         "minimal": "every step is needed" if run.calls else "no steps",
         **({"first_error": failing[1].content[:200]} if failing else {}),
     }
@@ -212,9 +209,8 @@ def _terms(
     return score(task, gold_record(task, run, answer=answer, read_only=read_only, extra=extra))
 
 
-async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> GoldRun:
-    """An episode without a call and without an answer. Returns a session in which nothing was done, with its
-    state if that is checked."""
+async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> None:
+    """An episode without a call and without an answer does not succeed."""
     untouched = GoldRun(results={}, calls=(), state=())
     if task.truth.state:
         everything = [step.step for step in task.truth.tool_sequence]
@@ -226,19 +222,6 @@ async def _silence_fails(task: Task, run: GoldRun, cache: CallCache) -> GoldRun:
     terms = _terms(task, untouched, "", cache)
     if terms["success"] != 0.0 or (task.truth.abstain and terms["answer"] == 1.0):
         raise RejectedTask(RejectCode.NO_OP_PASSES, f"an empty episode scores {terms}")
-    return untouched
-
-
-def _calling_fails(task: Task, cache: CallCache) -> None:
-    """An episode with a call, if none is right."""
-    server, _, tool = (task.offered_tools or ("any.tool",))[0].partition(".")
-    step = PlanStep(step=1, server=server, tool=tool)
-    result = ToolResult(call_id="no_op", server=server, tool=tool, content="{}", structured={})
-    call = ToolCall(id="no_op", server=server, tool=tool, arguments={})
-    made = GoldRun(results={}, calls=((step, call, result),), state=())
-    success = _terms(task, made, task.truth.reference_answer, cache)["success"]
-    if success != 0.0:
-        raise RejectedTask(RejectCode.NO_OP_PASSES, f"an episode with a call has success {success}")
 
 
 async def _every_step_counts(
@@ -246,7 +229,6 @@ async def _every_step_counts(
     run: GoldRun,
     cache: CallCache,
     sources: Collection[int] | None,
-    untouched: GoldRun,
 ) -> None:
     """Leave each step out, with the steps that need its result: the rest must not succeed."""
     plan = task.truth.tool_sequence
@@ -256,7 +238,10 @@ async def _every_step_counts(
         without = {step.step}
         for later in sorted(plan, key=lambda step: (step.user_turn, step.step)):
             without |= {later.step} if without & depends_on(later) else set()
-        rest = await _run_without(task, run, cache, without, untouched)
+        try:
+            rest = await replay(cache, task, without=without)
+        except (RejectedTask, PlaceholderError):
+            rest = GoldRun(results={}, calls=(), state=())  # the rest cannot even be made
         answer = right_message(task, run.results) if _is_known(task, run, without, sources) else None
         terms = _terms(task, rest, answer, cache)
         if terms["success"] != 0.0:
@@ -264,26 +249,6 @@ async def _every_step_counts(
                 RejectCode.NOT_MINIMAL,
                 f"without step {step.step} ({step.server}.{step.tool}) the episode still succeeds",
             )
-
-
-async def _run_without(
-    task: Task,
-    run: GoldRun,
-    cache: CallCache,
-    without: Collection[int],
-    untouched: GoldRun,
-) -> GoldRun:
-    """Return what is left of a run. If nothing that is left or left out changes anything, it is not run
-    again: the calls answer as they did, and the state is as it was."""
-    calls = tuple(made for made in run.calls if made[0].step not in without)
-    is_quiet = all(cache.is_read_only(call.server, call.tool) for _, call, _ in calls)
-    was_quiet = all(cache.is_read_only(call.server, call.tool) for _, call, _ in run.calls)
-    if is_quiet and (was_quiet or task.truth.state):
-        return replace(untouched, results=run.results, calls=calls)
-    try:
-        return await replay(cache, task, without=without)
-    except (RejectedTask, PlaceholderError):
-        return GoldRun(results={}, calls=(), state=())  # the rest cannot even be made
 
 
 def _is_known(task: Task, run: GoldRun, without: Collection[int], sources: Collection[int] | None) -> bool:
