@@ -147,7 +147,7 @@ def train(
     config = options.load(console, resume=resume)
     check_inputs(config, resume=resume, dry_run=dry_run)
     require("hf", use="training")
-    trainer = choose(config, note=console.note, is_dry_run=dry_run)
+    trainer = choose(config, is_dry_run=dry_run)
     if num_processes is not None and not dry_run and "WORLD_SIZE" not in os.environ:
         _launch(num_processes, console)
     if dry_run and trainer.name != "native":

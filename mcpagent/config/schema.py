@@ -378,9 +378,8 @@ class TrainConfig(Section):
     """The whole of a run. Build it with `config.loader.load_train_config`, which also checks it."""
 
     algorithm: Literal["grpo", "sft"] = "grpo"
-    # What trains: native is this process and torchrun's others, skyrl a Ray cluster (section skyrl). auto:
-    # skyrl if it is installed with GPUs and can express the run, else native; a note says which.
-    engine: Literal["auto", "native", "skyrl"] = "native"
+    # What trains: native is this process and torchrun's others, skyrl a Ray cluster (section skyrl).
+    engine: Literal["native", "skyrl"] = "native"
     seed: Count = 0
     output_dir: str = "outputs"
     # The run folder is output_dir/name; None: a name of its own, such as train-2026-11-22-a.

@@ -1,8 +1,8 @@
-"""What trains a run: engines by name, which of them can run here, and the fallback of `engine: auto`."""
+"""What trains a run: engines by name, and whether the one that is named can run here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,10 +22,6 @@ class Engine(Protocol):
 
     def why_not(self) -> UserError | None:
         """Return what is missing here to run it; None if nothing is."""
-        ...
-
-    def refusals(self, config: TrainConfig) -> list[str]:
-        """Return what of the run it cannot do, with the reasons."""
         ...
 
     def resolved(self, config: TrainConfig, *, run_dir: Path) -> JsonObject:
@@ -51,11 +47,6 @@ class NativeEngine:
         from mcpagent.storage.packages import missing, missing_error
 
         return missing_error(["hf"], use="training") if missing("hf") else None
-
-    def refusals(self, config: TrainConfig) -> list[str]:
-        """Return nothing: all that a configuration can say is for this engine."""
-        del config
-        return []
 
     def resolved(self, config: TrainConfig, *, run_dir: Path) -> JsonObject:
         """Return the configuration itself."""
@@ -84,24 +75,10 @@ ENGINES = Family(
 )
 
 
-def choose(config: TrainConfig, *, note: Callable[[str], None], is_dry_run: bool = False) -> Engine:
-    """Return the engine that `engine` names. `auto` is skyrl if it can run here and can do the run, else
-    native; `note` is told which, and why. A named engine never gives way to another: raises UserError if
-    it cannot run here, unless the run is only to be shown."""
-    if config.engine != "auto":
-        engine: Engine = ENGINES.load(config.engine)
-        problem = None if is_dry_run else engine.why_not()
-        if problem is not None:
-            raise problem
-        return engine
-    reasons: list[str] = []
-    for name in reversed(tuple(ENGINES)):
-        engine = ENGINES.load(name)
-        if (missing := engine.why_not()) is not None:
-            reasons.append(f"{name}: {missing.message}")
-        elif refused := engine.refusals(config):
-            reasons.append(f"{name} cannot do this run: {refused[0]}")
-        else:
-            note(f"engine: {name}" + (f" ({'; '.join(reasons)})" if reasons else ""))
-            return engine
-    raise UserError(f"no engine can run here: {'; '.join(reasons)}", where="engine")
+def choose(config: TrainConfig, *, is_dry_run: bool = False) -> Engine:
+    """Return the engine that `engine` names. Raises UserError if it cannot run here, unless the run is only
+    to be shown."""
+    engine: Engine = ENGINES.load(config.engine)
+    if not is_dry_run and (problem := engine.why_not()) is not None:
+        raise problem
+    return engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mcpagent.config.schema import TrainConfig
-from mcpagent.engines import NATIVE, choose
+from mcpagent.engines import choose
 from mcpagent.engines.skyrl.engine import ENGINE
 from mcpagent.errors import UserError
 
@@ -13,15 +13,8 @@ CANNOT = ENGINE.why_not()
 pytestmark = pytest.mark.skipif(CANNOT is None, reason="SkyRL can run here")
 
 
-def test_auto_falls_back_by_name_with_the_reason() -> None:
-    notes: list[str] = []
-    assert choose(TrainConfig(engine="auto"), note=notes.append) is NATIVE
-    assert CANNOT is not None
-    assert notes == [f"engine: native (skyrl: {CANNOT.message})"]
-
-
 def test_a_named_engine_never_gives_way() -> None:
     with pytest.raises(UserError, match="SkyRL") as error:
-        choose(TrainConfig(engine="skyrl"), note=print)
+        choose(TrainConfig(engine="skyrl"))
     assert error.value.remedy
-    assert choose(TrainConfig(engine="skyrl"), note=print, is_dry_run=True) is ENGINE
+    assert choose(TrainConfig(engine="skyrl"), is_dry_run=True) is ENGINE

@@ -12,7 +12,7 @@ from mcpagent.config.loader import dump_config
 from mcpagent.config.schema import ToolsConfig, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import ENV_ID
-from mcpagent.engines.skyrl.config import idle, refusals, translate
+from mcpagent.engines.skyrl.config import idle, translate
 from mcpagent.engines.skyrl.record import FOLDER, import_checkpoints, last_saved_step, write_records
 from mcpagent.errors import RunError, UserError
 from mcpagent.reward.terms import load_reward
@@ -56,10 +56,6 @@ class SkyrlEngine:
                 remedy="set RAY_ADDRESS to a cluster with GPUs, or use engine native",
             )
         return None
-
-    def refusals(self, config: TrainConfig) -> list[str]:
-        """Return what SkyRL cannot do of the run."""
-        return refusals(config)
 
     def resolved(self, config: TrainConfig, *, run_dir: Path) -> JsonObject:
         """SkyRL's whole configuration; without SkyRL here, the part that mcpagent sets."""
