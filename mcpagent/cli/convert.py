@@ -208,7 +208,7 @@ def _convert_chats(
         else:
             rejects.unlink(missing_ok=True)  # of an earlier run
     document = {
-        **counts.as_json(),
+        **counts,
         "rows": conversion.rows,
         "path": str(out),
         "paths": paths,
@@ -341,7 +341,7 @@ def _convert_spec(
         if conversion.faults:
             write_jsonl(rejects, conversion.rejects)
     document = {
-        **count_tasks(conversion.tasks).as_json(),
+        **count_tasks(conversion.tasks),
         "path": out,
         "rejected": len(conversion.rejects),
         "rejects": dict(Counter(fault.code.value for fault in conversion.faults)),

@@ -98,14 +98,14 @@ def validate(
 
 
 def stats(file: _File, as_json: Json = False) -> None:
-    """Count the records by class, complexity, server, tool, template and split; how varied they are.
+    """Count the records by class, complexity, server, tool, template and split.
 
     Example: mcpagent data stats data/processed/train.jsonl --json
     """
     from mcpagent.synth.datasets.describe import count_tasks
 
     console = Console(is_json=as_json)
-    counts = {"path": str(file), **count_tasks(read_tasks(file)).as_json()}
+    counts = {"path": str(file), **count_tasks(read_tasks(file))}
     console.print_blocks(counts, _counts(counts, file))
 
 
@@ -114,13 +114,10 @@ def _counts(counts: dict[str, Any], file: Path) -> Iterator[Block]:
     rows = [
         (f"{name.removeprefix('by_').replace('_', ' ')}: {key}", count, _bar(count, top))
         for name, group in counts.items()
-        if isinstance(group, dict) and name not in ("sequence_entropy_bits", "distinct_sequences")
+        if isinstance(group, dict)
         for key, count in group.items()
     ]
     yield Table(f"{file}: {counted(counts['records'], 'record')}", ("", "Records", "Share"), rows)
-    for n, bits in counts["sequence_entropy_bits"].items():
-        distinct = counts["distinct_sequences"][n]
-        yield f"runs of {counted(int(n), 'tool')}: {distinct} different ones, entropy {bits} bits"
 
 
 def split(

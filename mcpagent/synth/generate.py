@@ -237,7 +237,7 @@ def _document(
 
 def counted_tasks(tasks: Mapping[str, Sequence[Task]]) -> JsonObject:
     """Return how many tasks the splits have together, by what they are."""
-    counts = count_tasks(task for members in tasks.values() for task in members).as_json()
+    counts = count_tasks(task for members in tasks.values() for task in members)
     return {name: count for name, count in counts.items() if name == "records" or name.startswith("by_")}
 
 

@@ -53,7 +53,7 @@ def validate(folder: Path, records: int) -> int:
 
 
 def stats(folder: Path, records: int) -> int:
-    return count_tasks(read_tasks(_tasks(folder))).records
+    return count_tasks(read_tasks(_tasks(folder)))["records"]
 
 
 def split(folder: Path, records: int) -> int:

@@ -3,78 +3,45 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Task
-from mcpagent.synth.tasks.inspect import user_text
 
-_N = 3  # runs of so many tools
-
-
-@dataclass
-class DatasetCounts:
-    """Counts over tasks, `by` name. A task counts once for each server and tool that its gold plan calls."""
-
-    records: int = 0
-    by: defaultdict[str, Counter[Any]] = field(default_factory=lambda: defaultdict(Counter))
-    prompt_chars_max: int = 0
-    sequences: tuple[Counter[str], ...] = field(default_factory=lambda: tuple(Counter() for _ in range(_N)))
-
-    def add(self, task: Task) -> None:
-        """Count one task."""
-        self.records += 1
-        plan = task.truth.tool_sequence
-        self.by["class"][task_class(task)] += 1
-        self.by["complexity"][task.truth.complexity] += 1
-        self.by["server"].update({step.server for step in plan})
-        self.by["tool"].update({f"{step.server}.{step.tool}" for step in plan})
-        self.by["data_source"][task.data_source] += 1
-        for name in task.extra_info.keys() & {"template", "split"}:
-            self.by[name][str(task.extra_info[name])] += 1
-        self.by["plan_lengths"][len(plan)] += 1
-        if task.offered_tools is not None:
-            self.by["offered_tools"][len(task.offered_tools)] += 1
-        self.prompt_chars_max = max(self.prompt_chars_max, sum(len(m.content) for m in task.prompt))
-        self.by["question_chars"][len(user_text(task)) // 20 * 20] += 1  # in steps of 20
-        names = [f"{step.server}.{step.tool}" for step in plan]
-        for n, counter in enumerate(self.sequences, 1):
-            counter.update(" > ".join(names[i : i + n]) for i in range(len(names) - n + 1))
-
-    def as_json(self) -> JsonObject:
-        """Keys in a fixed order, so that equal datasets give equal documents."""
-
-        def counted(name: str) -> dict[str, int]:
-            return {str(key): count for key, count in sorted(self.by[name].items())}
-
-        return {
-            "records": self.records,
-            "by_class": counted("class"),
-            "by_complexity": {c: self.by["complexity"][c] for c in ("simple", "moderate", "complex")},
-            **{
-                f"by_{name}": counted(name) for name in ("server", "tool", "template", "split", "data_source")
-            },
-            **{name: counted(name) for name in ("plan_lengths", "offered_tools")},
-            "prompt_chars_max": self.prompt_chars_max,
-            "question_chars": counted("question_chars"),
-            # Bits: how many yes-or-no questions name the next run of n tools; 0 if all are the same.
-            "sequence_entropy_bits": {
-                str(n): round(_entropy(counter), 3) for n, counter in enumerate(self.sequences, 1)
-            },
-            "distinct_sequences": {str(n): len(counter) for n, counter in enumerate(self.sequences, 1)},
-        }
+_BY = ("server", "tool", "template", "split", "data_source")
 
 
-def count_tasks(tasks: Iterable[Task]) -> DatasetCounts:
-    """Return the counts over all `tasks`, which are read once."""
-    counts = DatasetCounts()
+def count_tasks(tasks: Iterable[Task]) -> JsonObject:
+    """Return the counts over all `tasks`, which are read once, in a fixed order: equal datasets give equal
+    documents. A task counts once for each server and tool that its gold plan calls."""
+    records = 0
+    by: defaultdict[str, Counter[Any]] = defaultdict(Counter)
     for task in tasks:
-        counts.add(task)
-    return counts
+        records += 1
+        plan = task.truth.tool_sequence
+        by["class"][task_class(task)] += 1
+        by["complexity"][task.truth.complexity] += 1
+        by["server"].update({step.server for step in plan})
+        by["tool"].update({f"{step.server}.{step.tool}" for step in plan})
+        by["data_source"][task.data_source] += 1
+        for name in task.extra_info.keys() & {"template", "split"}:
+            by[name][str(task.extra_info[name])] += 1
+        by["plan_lengths"][len(plan)] += 1
+        if task.offered_tools is not None:
+            by["offered_tools"][len(task.offered_tools)] += 1
+
+    def counted(name: str) -> dict[str, int]:
+        return {str(key): count for key, count in sorted(by[name].items())}
+
+    return {
+        "records": records,
+        "by_class": counted("class"),
+        "by_complexity": {c: by["complexity"][c] for c in ("simple", "moderate", "complex")},
+        **{f"by_{name}": counted(name) for name in _BY},
+        **{name: counted(name) for name in ("plan_lengths", "offered_tools")},
+    }
 
 
 def task_class(task: Task) -> str:
@@ -91,11 +58,6 @@ def task_class(task: Task) -> str:
     if not truth.tool_sequence:
         return "no_plan"
     return "single_call" if len(truth.tool_sequence) == 1 else "multi_step"
-
-
-def _entropy(counter: Counter[str]) -> float:
-    total = counter.total()
-    return sum(n / total * math.log2(total / n) for n in counter.values()) if total else 0.0
 
 
 def render_task(task: Task) -> Iterator[str]:

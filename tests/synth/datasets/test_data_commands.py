@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from mcpagent.config.environment import resource_path
-from mcpagent.storage.datasets import read_tasks
-from mcpagent.synth.datasets.describe import count_tasks
 from tests.running import mcpagent
 
 SMALL = ("--train", "20", "--validation", "5", "--heldout", "15", "--seed", "5")
@@ -274,10 +271,3 @@ def asked(record: dict[str, Any]) -> str:
     """The question and the arguments of the plan."""
     plan = record["reward_spec"]["ground_truth"]["tool_sequence"]
     return json.dumps([record["prompt"][-1]["content"], [step["params"] for step in plan]])
-
-
-def test_equal_sequences_have_no_entropy_and_no_sign() -> None:
-    tasks = read_tasks(resource_path("data/samples/train.jsonl"))
-    task = next(task for task in tasks if len(task.truth.tool_sequence) == 1)
-    bits = count_tasks([task]).as_json()["sequence_entropy_bits"]
-    assert bits and {str(value) for value in bits.values()} == {"0.0"}
