@@ -210,18 +210,12 @@ def _objective(config: TrainConfig) -> Iterator[ConfigFinding]:
 
 
 def _endings(config: TrainConfig) -> Iterator[ConfigFinding]:
-    training, budget = config.training, config.budget
+    training = config.training
     if training.patience is not None and not training.eval_every:
         yield ConfigFinding(
             ("training.patience", "training.eval_every"),
             f"training.patience is {training.patience}, but training.eval_every is 0, so there is no "
             "evaluation to wait for; set training.eval_every, or leave the patience out",
-        )
-    if budget.cost_usd is not None and not budget.usd_per_call:
-        yield ConfigFinding(
-            ("budget.cost_usd", "budget.usd_per_call"),
-            f"budget.cost_usd is {budget.cost_usd}, but no call has a price; set budget.usd_per_call, for "
-            "example {tavily: 0.008}",
         )
 
 

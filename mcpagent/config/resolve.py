@@ -118,7 +118,7 @@ FOLDED: frozenset[Key] = frozenset(
 )
 # Below them stand the user's own names.
 _PER_SERVER: Key = ("tools", "per_server")
-_OPEN_KEYS: frozenset[Key] = frozenset({_PER_SERVER, ("budget", "usd_per_call"), ("reward", "weights")})
+_OPEN_KEYS: frozenset[Key] = frozenset({_PER_SERVER, ("reward", "weights")})
 _NAMES = sorted({".".join(key) for key in KNOWN_KEYS | FOLDED} | set(ALIASES))
 # A familiar rollout file may hold its keys without the leading `rollout`.
 _ROLLOUT_KEYS = {name.removeprefix("rollout.") for name in (*_NAMES, *IGNORED) if name.startswith("rollout.")}

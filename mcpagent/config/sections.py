@@ -58,8 +58,6 @@ class BudgetConfig(Section):
     wall_s: PositiveFloat | None = None
     cpu_s: PositiveFloat | None = None  # of this process, all threads
     tool_calls: PositiveInt | None = None
-    cost_usd: PositiveFloat | None = None  # of the calls, by usd_per_call
-    usd_per_call: dict[str, NonNegativeFloat] = {}  # price by server, or by server.tool
 
 
 class HealthConfig(Section):

@@ -22,7 +22,6 @@ class Spent:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     tool_calls: int = 0
-    cost_usd: float = 0.0
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Spent:
@@ -38,13 +37,7 @@ class Meter:
     """Adds up what a run spends from now on to what it `spent` before."""
 
     def __init__(self, budget: BudgetConfig, spent: Spent) -> None:
-        self.spent, self._prices = spent, budget.usd_per_call
-        self._caps = {
-            "wall_s": budget.wall_s,
-            "cpu_s": budget.cpu_s,
-            "tool_calls": budget.tool_calls,
-            "cost_usd": budget.cost_usd,
-        }
+        self.spent, self._caps = spent, budget.model_dump()
         self._wall, self._cpu = time.monotonic(), time.process_time()
 
     def read(self) -> None:
@@ -58,10 +51,6 @@ class Meter:
         """Count an episode that has just ended. Raises BudgetReached if a cap is exceeded: what the step
         would still cost is saved, what it did cost remains counted."""
         self.spent.tool_calls += len(trajectory.tool_results)
-        self.spent.cost_usd += sum(
-            self._prices.get(f"{result.server}.{result.tool}", self._prices.get(result.server, 0.0))
-            for result in trajectory.tool_results
-        )
         if (reason := self._first(operator.gt)) is not None:
             raise BudgetReached(reason)
 

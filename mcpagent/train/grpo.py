@@ -169,7 +169,7 @@ def _episodes(
     """Return the episodes of all processes at the tasks of `places`, of which each process plays its share.
     What cuts one process short cuts all."""
     processes, spent = run.processes, run.state.spent
-    calls, cost = spent.tool_calls, spent.cost_usd
+    calls = spent.tool_calls
 
     def on_episode(trajectory: Trajectory) -> None:
         run.meter.add(trajectory)
@@ -184,8 +184,8 @@ def _episodes(
         reached = str(reason) or None
     processes.meet()
     ended = processes.gather([(played, reached, asked())])
-    total = processes.sum([spent.tool_calls - calls, spent.cost_usd - cost])
-    spent.tool_calls, spent.cost_usd = calls + round(total[0]), cost + total[1]
+    (made,) = processes.sum([spent.tool_calls - calls])
+    spent.tool_calls = calls + round(made)
     if any(is_asked for _, _, is_asked in ended):
         raise KeyboardInterrupt
     reasons = [reason for _, reason, _ in ended if reason is not None]

@@ -259,13 +259,13 @@ values = st.fixed_dictionaries(
         "optimization.gradient_clip": st.none() | st.floats(1e-3, 1e9),
         "rollout.group_size": st.integers(2, 1000),
         "tools.allow_list": st.none() | st.lists(st.text(), max_size=3).map(tuple),
-        "budget.usd_per_call": st.dictionaries(st.text(min_size=1), st.floats(0.0, 1.0), max_size=3),
+        "tools.per_server": st.dictionaries(st.text(min_size=1), st.just({"max_in_flight": 2}), max_size=3),
     },
 )
 
 
 @given(values)
-@example({"name": "1e5", "budget.usd_per_call": {"\x85": 0.5, "on": 1.0}})
+@example({"name": "1e5", "tools.per_server": {"\x85": {"max_in_flight": 2}, "on": {}}})
 @example({"name": "2025-01-01", "tools.allow_list": ("null", "08", "é", "")})
 def test_a_dumped_config_loads_as_an_equal_one(
     tmp_path_factory: pytest.TempPathFactory, given_values: dict[str, object]

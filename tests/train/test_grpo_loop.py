@@ -166,7 +166,6 @@ def test_a_run_keeps_its_beginning_each_interval_and_its_end(tmp_path: Path) -> 
         (BudgetConfig(wall_s=1e-9), 0),
         (BudgetConfig(tool_calls=24), 2),  # 2 tasks x 3 attempts x 2 calls a step: met as the second ends
         (BudgetConfig(tool_calls=25), 2),  # exceeded by the third step, which leaves no trace
-        (BudgetConfig(cost_usd=0.3, usd_per_call={"fmp": 0.01, "fmp.get_quote": 0.02}), 1),  # 0.24 USD a step
     ],
 )
 def test_a_cap_that_is_reached_ends_the_run_with_a_checkpoint(
