@@ -102,21 +102,6 @@ def comparison_blocks(result: Comparison, a: str, b: str) -> Iterator[Block]:
         f"b wins {counted(result.wins, 'task')}, loses {result.losses}, ties {result.ties}; "
         f"{counted(result.unpaired, 'task')} in one of the two only"
     )
-    yield from _needed_blocks(result)
-
-
-def _needed_blocks(result: Comparison) -> Iterator[Block]:
-    needed = result.needed
-    if needed is None or result.difference.value is None:
-        return
-    facts: list[tuple[str, str]] = []
-    if needed.for_seen is not None:
-        seen = f"{100 * abs(result.difference.value):.1f} points"
-        facts.append(("needed", f"{needed.for_seen} tasks to find the {seen} seen in 4 of 5 comparisons"))
-    if needed.smallest is not None:
-        tasks, points = counted(result.difference.n, "task"), 100 * needed.smallest
-        facts.append(("", f"these {tasks} find one of {points:.1f} points"))
-    yield Facts(facts)
 
 
 def judge_blocks(check: JudgeCheck, *, min_kappa: float, path: Path | None) -> Iterator[Block]:

@@ -9,10 +9,8 @@ from mcpagent.core.intervals import MAX_UNSCORED
 from mcpagent.core.records import Metric, Record
 from mcpagent.errors import UserError
 from mcpagent.evaluate.intervals import (
-    TasksNeeded,
     clustered_mean,
     paired_difference,
-    tasks_needed,
 )
 from mcpagent.evaluate.summary import EvalSummary, TaskOutcome
 
@@ -38,8 +36,7 @@ class Comparison(Record):
     `difference` is b minus a over the tasks that both have, an unscored episode counted as failed; `a` and
     `b` are over those tasks too. The three with `_scored` are over scored episodes only. `p_value`, the mid-p
     of the sign flips, decides the verdict; `exact_p` is the exact one, which errs towards no difference.
-    `why_no_verdict` says how unscored episodes rule a verdict out. `needed` is how many tasks decide what was
-    seen."""
+    `why_no_verdict` says how unscored episodes rule a verdict out."""
 
     a: Metric
     b: Metric
@@ -57,7 +54,6 @@ class Comparison(Record):
     b_scored: Metric
     difference_scored: Metric
     exact_p: float | None = None
-    needed: TasksNeeded | None = None
 
 
 def compare(a: EvalSummary, b: EvalSummary, *, complexity: str | None = None) -> Comparison:
@@ -93,7 +89,6 @@ def compare(a: EvalSummary, b: EvalSummary, *, complexity: str | None = None) ->
         a_scored=clustered_mean([scored[0][t] for t in common], seed=0),
         b_scored=clustered_mean([scored[1][t] for t in common], seed=0),
         difference_scored=paired_difference(*scored, seed=0).difference,
-        needed=tasks_needed(left, right),
     )
 
 

@@ -19,12 +19,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mcpagent.core.intervals import Z_95, rate_interval
+from mcpagent.core.intervals import rate_interval
 from mcpagent.core.records import Metric, Record
 
-POWER = 0.8
-_Z_POWER = 0.8416212335729143  # standard normal quantile at POWER
-FEWEST_TASKS = 5  # that can decide anything: five that all differ one way have a mid-p of 1/2^5
 RESAMPLES = 2000
 PERMUTATIONS = 10_000
 EXACT_UP_TO = 12  # 2^12 sign patterns are fewer than PERMUTATIONS: enumerate them all
@@ -48,18 +45,6 @@ class PairedDifference(Record):
     ties: int
     unpaired: int  # tasks that only one side holds; they are left out
     mid_p: float | None = None
-
-
-class TasksNeeded(Record):
-    """The number of tasks like these, with as many attempts at each, that find a difference (p < 0.05) in 4
-    of 5 comparisons if there is one.
-
-    `for_seen` is for the difference that was seen, None if none was; `smallest` is the one that the tasks at
-    hand find, None if they find none."""
-
-    power: float
-    for_seen: int | None
-    smallest: float | None
 
 
 def clustered_mean(values_by_task: Sequence[Sequence[float]], *, seed: int, rate: bool = True) -> Metric:
@@ -104,31 +89,6 @@ def paired_difference(
         losses=losses,
         ties=len(deltas) - wins - losses,
         unpaired=len(a.keys() | b.keys()) - len(deltas),
-    )
-
-
-def tasks_needed(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> TasksNeeded | None:
-    """Return what a comparison of rates by task needs, from the spread of `b - a` over the tasks that both
-    hold (n = ((z_0.975 + z_0.8) * spread / difference)^2); None with fewer than two.
-
-    Where every task differs by the same amount, the spread is that of the share of tasks that may be others
-    all the same (Wilson's bound for 0 out of n)."""
-    deltas = _deltas(a, b)
-    n = len(deltas)
-    if n < 2:
-        return None
-    spread = float(deltas.std(ddof=1))
-    if spread < _EQUAL:
-        spread = math.sqrt(rate_interval(0, n).ci_high or 0.0)
-    seen = abs(float(deltas.mean()))
-    smallest = (Z_95 + _Z_POWER) * spread / math.sqrt(n)
-    for_seen = None
-    if seen > _EQUAL:
-        for_seen = max(FEWEST_TASKS, math.ceil(((Z_95 + _Z_POWER) * spread / seen) ** 2))
-    return TasksNeeded(
-        power=POWER,
-        for_seen=for_seen,
-        smallest=smallest if smallest <= 1.0 else None,
     )
 
 
