@@ -215,8 +215,7 @@ def open_job(
 ) -> QuickstartJob:
     """Return a new quickstart in the folder `out`, or the one that is there: on the built-in servers, or on
     those that are to be `explored`; with the embedded model, or a `pretrained` one. Raises UserError if `out`
-    holds something else or was begun otherwise. If the tools have changed since, what is there is moved
-    aside."""
+    holds something else or was begun otherwise, or the tools have changed since."""
     servers = None if explored is None else explored.tools.servers
     model = None if pretrained is None else pretrained.model
     progress = check_folder(out, seed=seed, servers=servers, model=model)
@@ -224,13 +223,12 @@ def open_job(
     with open_tools(grpo.tools, on_note=stages.note) as opened:
         current = opened.pool.catalog_hash
     if progress.catalog_hash not in ("", current):
-        aside = out.with_name(f"{out.name}-{progress.catalog_hash[:8]}")
-        stages.note(
-            "the tools have changed since the last call, so data, tokenizer and model are made anew; what "
-            f"was there is in {aside}"
+        raise UserError(
+            "the tools have changed since this quickstart was begun, and its tasks, tokenizer and model are "
+            "of those of then",
+            where=str(out),
+            remedy="begin another one with --out",
         )
-        _move_aside(out, aside)
-        progress = Progress(progress.path, seed, servers, model)
     progress.catalog_hash = current
     progress.save()
     named = os.environ.get("MCPAGENT_CALL_LEDGER")
@@ -269,15 +267,6 @@ def _configs(
     if explored is not None:
         warm, grpo = (config.model_copy(update={"tools": explored.tools}) for config in (warm, grpo))
     return warm, grpo
-
-
-def _move_aside(out: Path, aside: Path) -> None:
-    """Move all but the lock; the file that says what the folder is goes last, so that a killed move is taken
-    up again."""
-    aside.mkdir(exist_ok=True)
-    paths = [path for path in out.iterdir() if path.name not in (LOCK_NAME, _PROGRESS_NAME)]
-    for path in [*paths, out / _PROGRESS_NAME]:
-        path.replace(aside / path.name)
 
 
 def _size(path: Path) -> int:

@@ -254,3 +254,13 @@ def test_the_work_of_a_step_is_counted_as_the_trainer_computes_it(
     assert work.tokens([*few, *few]) - work.tokens(few) == own
     assert work.grpo_s(rates, batch=4, group=4) > work.grpo_s(rates, batch=4, group=2)
     assert work.evaluation_s(rates, tasks=8) > 0 and work.supervised_s(rates, batch=8) > 0
+
+
+def test_a_quickstart_whose_tools_have_changed_since_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    open_job(tmp_path / "run", seed=1, stages=noting([]))
+    file = tmp_path / "run" / "quickstart.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "catalog_hash": "of other tools"}))
+    before = file.read_text()
+    with pytest.raises(UserError, match="the tools have changed") as refused:
+        open_job(tmp_path / "run", seed=1, stages=noting([]))
+    assert refused.value.remedy == "begin another one with --out" and file.read_text() == before
