@@ -12,8 +12,7 @@ from trl import SFTConfig, SFTTrainer
 
 
 def main(model: str, rows: str, out: str) -> None:
-    form = "parquet" if rows.endswith(".parquet") else "json"
-    dataset = load_dataset(form, data_files=rows, split="train", cache_dir=tempfile.mkdtemp())
+    dataset = load_dataset("json", data_files=rows, split="train", cache_dir=tempfile.mkdtemp())
     args = SFTConfig(
         output_dir=out,
         max_steps=1,
