@@ -11,7 +11,7 @@ import pytest
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.config.sections import Section
-from mcpagent.engines.skyrl.config import FOLLOWED, IGNORED, idle, refusals, translate
+from mcpagent.engines.skyrl.config import FOLLOWED, refusals, translate
 from mcpagent.errors import UserError
 
 PRESETS = Path("configs")
@@ -88,11 +88,12 @@ KEPT = {
     *("reward.penalty_after_success", "skyrl.overrides"),
     "rollout.top_p",  # told, and a run that trains refuses every other value
     *("model.dtype",),  # refused unless it is SkyRL's own
+    "model.trust_remote_code",  # SkyRL always runs the code that a model brings
 }
-DECIDED = {*OTHER, *FOLLOWED, *IGNORED, *KEPT}
+DECIDED = {*OTHER, *FOLLOWED, *KEPT}
 
 
-def test_every_setting_is_told_kept_ignored_or_refused() -> None:
+def test_every_setting_is_told_kept_or_refused() -> None:
     settings = set(leaves())
     assert len(settings) > 80
     assert settings - DECIDED == set(), "decide what becomes of a new setting under SkyRL"
@@ -127,6 +128,18 @@ WRONG: dict[str, tuple[str, ...]] = {
     "rollout.max_new_tokens": ("rollout.max_new_tokens=4096", "rollout.max_context_tokens=null"),
     "rollout.user_model": ("rollout.user_model=gpt",),
     "reward.control": ("reward.control=random",),
+    "grpo.reference_update_every": ("grpo.reference_update_every=7",),
+    "grpo.value_loss_coef": ("grpo.value_loss_coef=0.1",),
+    "training.eval_samples": ("training.eval_samples=5",),
+    "training.eval_tasks": ("training.eval_tasks=5",),
+    "training.collective_timeout_s": ("training.collective_timeout_s=5",),
+    "training.parallel": ("training.parallel=fsdp",),
+    "training.deepspeed_config": ("training.deepspeed_config=zero.json",),
+    "training.shard_size": ("training.shard_size=2",),
+    "health": ("health.enabled=false",),
+    "api": ("api.attempts=2",),
+    "sft": ("sft.stop_early=0.5",),
+    "vllm.tensor_parallel_size": ("vllm.tensor_parallel_size=2",),
 }
 
 
@@ -147,12 +160,6 @@ def test_everything_that_is_refused_is_seen_to_be() -> None:
         "training.patience",
         "lora.alpha",
     ]
-
-
-def test_a_setting_without_effect_is_noted() -> None:
-    assert idle(config()) == []
-    (note,) = idle(config("training.eval_samples=5"))
-    assert note == "training.eval_samples has no effect under SkyRL"
 
 
 def test_overrides_reach_skyrl_unless_a_setting_of_mcpagent_decides() -> None:

@@ -1,7 +1,7 @@
 """A run's configuration as SkyRL's: what SkyRL is told, what mcpagent keeps doing, and what cannot be done.
 
-Every setting of `TrainConfig` is told to SkyRL (`_settings`), refused, ignored with the reason, or kept by
-what mcpagent does inside SkyRL's process; a test goes through all of them.
+Every setting of `TrainConfig` is told to SkyRL (`_settings`), refused, or kept by what mcpagent does inside
+SkyRL's process; a test goes through all of them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,24 @@ FOLLOWED: dict[str, tuple[Any, ...]] = {
     "grpo.advantage": ("group", "rloo", "reinforce++", "gae"),  # no credit of turns reaches its estimators
     "grpo.overlong_penalty": (),
     "grpo.reference": ("frozen", "none"),
+    "grpo.reference_update_every": (),
+    "grpo.value_loss_coef": (),  # the critic is a model of its own, with a loss of its own
     "optimization.optimizer": ("adamw",),
     "training.patience": (),
     "training.dynamic_sampling": (),  # SkyRL's own counts failed episodes as zeros
     "training.cpu_offload": (),
+    "training.eval_samples": (1, 0),
+    "training.eval_tasks": (),
+    "training.collective_timeout_s": (),
+    "training.parallel": (),
+    "training.deepspeed_config": (),
+    "training.shard_size": (),
     "training.mixed_precision": ("no", "bf16"),
     "budget": (),
+    "health": (),
+    "api": (),
+    "sft": (),
+    "vllm.tensor_parallel_size": (),
     "rollout.backend": ("auto", "vllm"),
     "rollout.user_model": (),
     "reward.weights": (),
@@ -53,22 +65,6 @@ FOLLOWED: dict[str, tuple[Any, ...]] = {
     "reward.control": (),
     "judge": (),
 }
-# Settings without effect: what they are about is SkyRL's or Ray's own, or is not there.
-IGNORED = (
-    "model.trust_remote_code",  # SkyRL always runs the code that a model brings
-    "vllm.tensor_parallel_size",
-    "grpo.reference_update_every",
-    "grpo.value_loss_coef",  # the critic is a model of its own, with a loss of its own
-    "training.eval_samples",
-    "training.eval_tasks",
-    "training.collective_timeout_s",
-    "training.parallel",
-    "training.deepspeed_config",
-    "training.shard_size",
-    "health",
-    "api",
-    "sft",
-)
 
 
 def _settings(config: TrainConfig) -> JsonObject:
@@ -259,13 +255,6 @@ def translate(config: TrainConfig) -> JsonObject:
         remedy = "change them, or use engine native"
         raise UserError(problems[0] if len(problems) == 1 else many, where="engine: skyrl", remedy=remedy)
     return _settings(config) | _overrides(config)
-
-
-def idle(config: TrainConfig) -> list[str]:
-    """Return the settings that were given and have no effect under SkyRL."""
-    default = TrainConfig()
-    given = [key for key in IGNORED if attrgetter(key)(config) != attrgetter(key)(default)]
-    return [f"{key} has no effect under SkyRL" for key in given]
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from mcpagent.config.loader import dump_config
 from mcpagent.config.schema import ToolsConfig, TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import ENV_ID
-from mcpagent.engines.skyrl.config import idle, translate
+from mcpagent.engines.skyrl.config import translate
 from mcpagent.engines.skyrl.record import FOLDER, import_checkpoints, last_saved_step, write_records
 from mcpagent.errors import RunError, UserError
 from mcpagent.reward.terms import load_reward
@@ -71,7 +71,8 @@ class SkyrlEngine:
 
     def notes(self, config: TrainConfig) -> tuple[str, ...]:
         """Return what a person is to know of this run on SkyRL."""
-        return (*idle(config), f"{_NO_GPU}; {AT_LEAST_ONCE}")
+        del config
+        return (f"{_NO_GPU}; {AT_LEAST_ONCE}",)
 
     def run(self, config: TrainConfig, *, resume: bool = False, watch: Watch | None = None) -> TrainOutcome:
         """Train on Ray. The run folder must be one that every node of the cluster sees."""
