@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 
 _Tool = Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="As `mcpagent tools list` prints it.")]
-_Arguments = Annotated[
-    str, typer.Argument(metavar="JSON|@FILE|-", help="The arguments, a JSON object; - reads stdin.")
-]
+_Arguments = Annotated[str, typer.Argument(metavar="JSON", help="The arguments, a JSON object.")]
 _Timeout = Annotated[
     float | None,
     typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Deadline of a call; overrides the file."),
@@ -123,7 +121,7 @@ def call_tool(
 
     Example: mcpagent tools call tavily.tavily_search '{"query": "QTPH price target"}'
 
-    Example: mcpagent tools call files.write_file @arguments.json --servers mcp.json --timeout 5
+    Example: mcpagent tools call time.get_current_time '{"timezone": "UTC"}' --servers mcp.json --timeout 5
     """
     from mcpagent.checks.servers import call_tool
 
@@ -284,15 +282,15 @@ def _signature(spec: ToolSpec) -> str:
 
 
 def _read_arguments(argument: str) -> dict[str, Any]:
-    """Return the JSON object of the argument itself, of @FILE or of stdin (-). Raises UserError."""
-    text, where = _text_of(argument)
+    """Return the JSON object that the argument holds. Raises UserError."""
+    where = textwrap.shorten(argument, 60, placeholder=" ...")
     try:
-        parsed = json.loads(text)
+        parsed = json.loads(argument)
     except json.JSONDecodeError as error:
         raise UserError(
             f"the arguments are not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}",
             where=where,
-            remedy="""Quote them for the shell: '{"name": "value"}'; or put them into a file: @FILE""",
+            remedy="""Quote them for the shell: '{"name": "value"}'; of a file: "$(cat FILE)\"""",
         ) from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"the arguments cannot be read: {error}", where=where) from error
@@ -301,21 +299,6 @@ def _read_arguments(argument: str) -> dict[str, Any]:
             "the arguments must be a JSON object", where=where, remedy="""For example '{"name": 1}'"""
         )
     return parsed
-
-
-def _text_of(argument: str) -> tuple[str, str]:
-    """Return the text, and what to call it in an error."""
-    if argument == "-":
-        return sys.stdin.read(), "stdin"
-    if not argument.startswith("@"):
-        return argument, textwrap.shorten(argument, 60, placeholder=" ...")
-    path = Path(argument[1:])
-    try:
-        return path.read_text(encoding="utf-8-sig"), str(path)
-    except OSError as error:
-        raise UserError(f"cannot read it: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise UserError("the file is not UTF-8", where=str(path)) from error
 
 
 def serve(

@@ -45,7 +45,7 @@ FAST = (
     "mcpagent tools list --servers mcp.json",
     'mcpagent tools call tavily.tavily_search \'{"query": "QTPH price target"}\'',
     'mcpagent tools call time.get_current_time \'{"timezone": "UTC"}\' --servers mcp.json',
-    "mcpagent tools call files.write_file @arguments.json --servers mcp.json --timeout 5",
+    'mcpagent tools call time.get_current_time \'{"timezone": "UTC"}\' --servers mcp.json --timeout 5',
     "mcpagent convert dependent_spec.json --servers mcp.json --out data/processed/train.jsonl",
     "mcpagent convert dependent_spec.json --servers mcp.json --execute --out data/processed/train.jsonl",
     "mcpagent gen-data --servers mcp.json --templates my_templates --out data/mine",
@@ -310,7 +310,6 @@ def furnish(place: Path) -> None:
     shutil.copytree(samples, place / "data" / "processed")
     for name in ("train", "tasks", "a", "distinct"):
         shutil.copy(samples / "train.jsonl", place / f"{name}.jsonl")
-    (place / "arguments.json").write_text(json.dumps({"path": str(place / "note.txt"), "text": "hello"}))
     (place / "dependent_spec.json").write_text(json.dumps(spec_of("harbour", "list_ships", {})))
     templates = place / "my_templates"
     templates.mkdir()
