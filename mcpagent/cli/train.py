@@ -172,7 +172,7 @@ def _show_resolved(trainer: Engine, config: TrainConfig, console: Console) -> No
     settings = trainer.resolved(config, run_dir=run_dir)
     document = {"engine": trainer.name, "run_dir": str(run_dir), "settings": settings}
     console.print_blocks(document, [write_tree(settings).rstrip()])
-    for note in trainer.notes(config):
+    for note in trainer.notes:
         console.note(note)
 
 

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """One way to train. `name` is that of `ENGINES`."""
+    """One way to train. `name` is that of `ENGINES`; `notes` are what a person is to know of a run on it."""
 
     name: str
+    notes: Sequence[str]
 
     def why_not(self) -> UserError | None:
         """Return what is missing here to run it; None if nothing is."""
@@ -26,10 +27,6 @@ class Engine(Protocol):
 
     def resolved(self, config: TrainConfig, *, run_dir: Path) -> JsonObject:
         """Return the run in the engine's own settings, all of them. Raises UserError."""
-        ...
-
-    def notes(self, config: TrainConfig) -> Sequence[str]:
-        """Return what a person is to know of the run on this engine."""
         ...
 
     def run(self, config: TrainConfig, *, resume: bool, watch: Watch) -> TrainOutcome:
@@ -41,6 +38,7 @@ class NativeEngine:
     """mcpagent's own trainer."""
 
     name = "native"
+    notes: Sequence[str] = ()  # the plan says it all
 
     def why_not(self) -> UserError | None:
         """Needs the packages of the extra hf."""
@@ -52,11 +50,6 @@ class NativeEngine:
         """Return the configuration itself."""
         del run_dir
         return config.model_dump(mode="json")
-
-    def notes(self, config: TrainConfig) -> Sequence[str]:
-        """Return nothing: the plan says all of it."""
-        del config
-        return ()
 
     def run(self, config: TrainConfig, *, resume: bool = False, **more: Any) -> TrainOutcome:
         """Run it in this process, or in those of torchrun."""

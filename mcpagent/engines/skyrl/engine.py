@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class SkyrlEngine:
     """SkyRL on Ray. Its trainer needs CUDA devices; its configuration, episodes and credit need none."""
 
     name = "skyrl"
+    notes: Sequence[str] = (f"{_NO_GPU}; {AT_LEAST_ONCE}",)
 
     def why_not(self) -> UserError | None:
         """SkyRL itself, and a GPU here or a cluster to join."""
@@ -69,17 +71,12 @@ class SkyrlEngine:
 
         return asdict(checked_config(settings, environment))
 
-    def notes(self, config: TrainConfig) -> tuple[str, ...]:
-        """Return what a person is to know of this run on SkyRL."""
-        del config
-        return (f"{_NO_GPU}; {AT_LEAST_ONCE}",)
-
     def run(self, config: TrainConfig, *, resume: bool = False, watch: Watch | None = None) -> TrainOutcome:
         """Train on Ray. The run folder must be one that every node of the cluster sees."""
         watch = watch or Watch()
         config = pinned_model(config, on_note=watch.note)
         translate(config)
-        for note in self.notes(config):
+        for note in self.notes:
             watch.note(note)
         if (missing := self.why_not()) is not None:
             raise missing
