@@ -273,7 +273,7 @@ def export(
         Path,
         typer.Option(
             callback=out_file("rows.jsonl"),
-            help="The rows: .jsonl or .json, also .gz and .zst; or a folder.",
+            help="The rows: .jsonl or .json, also .gz and .zst; .parquet with `datasets`; or a folder.",
             show_default=False,
         ),
     ],
@@ -293,7 +293,7 @@ def export(
 
     Example: mcpagent data export data/mine --out rows.jsonl
 
-    Example: mcpagent data export outputs/mine --out rows.jsonl
+    Example: mcpagent data export outputs/mine --out rows.parquet
     """
     from mcpagent.run.rows import export_rows, row_source
 

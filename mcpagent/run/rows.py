@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from mcpagent.config.schema import TrainConfig
 from mcpagent.console import Console
 from mcpagent.core.records import JsonObject
+from mcpagent.core.redact import SECRETS
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.trajectory import Trajectory, Turn
@@ -23,12 +25,16 @@ from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
 from mcpagent.run.episodes import check_catalog
-from mcpagent.run.rollout import check_out, episode_progress
+from mcpagent.run.rollout import episode_progress
+from mcpagent.storage.atomic import atomic_file
 from mcpagent.storage.datasets import DiskList, TaskFile, dataset_file, find_dataset, text_digest, write_jsonl
 from mcpagent.storage.json_stream import read_records
+from mcpagent.storage.packages import is_installed, pip_install
 from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import ById, read_trajectories
 from mcpagent.tools.setup import Tools, open_tools
+
+_PARQUET = ".parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +87,14 @@ class ExportedRows:
 
 
 def export_rows(source: RowSource, out: Path, config: TrainConfig, console: Console) -> ExportedRows:
-    """Write a row for each different episode that succeeded, as JSON. Raises UserError; then nothing is
-    written."""
-    check_out(out, ".jsonl", ".json", ".gz", ".zst")
+    """Write a row for each different episode that succeeded. A `.parquet` file needs `datasets`; what else
+    `write_jsonl` writes is JSON. Raises UserError; then nothing is written."""
+    if out.suffix == _PARQUET and not is_installed("datasets"):
+        raise UserError(
+            "parquet needs a package that is not installed: datasets",
+            where=f"--out {out}",
+            remedy=f"{pip_install('datasets')}, or name a .jsonl file",
+        )
     done = ExportedRows(path=out)
     with TaskFile(source.tasks) as tasks, open_tools(config.tools, on_note=console.note) as tools:
         check_catalog(tasks, tools.pool, on_change=config.tools.on_catalog_change, on_note=console.note)
@@ -96,7 +107,7 @@ def export_rows(source: RowSource, out: Path, config: TrainConfig, console: Cons
         if not rows:
             told = ", ".join(f"{why} {count}" for why, count in done.left_out.most_common()) or "no episode"
             raise UserError(f"no row came of it ({told}); nothing was written", where=str(source.tasks))
-        write_jsonl(out, rows)
+        (_write_parquet if out.suffix == _PARQUET else write_jsonl)(out, rows)
     return done
 
 
@@ -200,3 +211,14 @@ def _text(turn: Turn) -> str:
         return turn.completion.text.rpartition("</think>")[2].strip()
     parsed = parse_action(turn.completion.text)
     return parsed.text if len(parsed.calls) == len(turn.tool_calls) else ""
+
+
+def _write_parquet(out: Path, rows: Sequence[JsonObject]) -> None:
+    """Write the rows with each message and each tool as JSON, a type of `datasets`: a table of their own
+    fields would give every call the arguments of all others, empty."""
+    from datasets import Dataset, Features, Json, List  # pyright: ignore
+
+    features = Features({"messages": List(Json()), "tools": List(Json())})
+    with atomic_file(out) as temporary:
+        clean: list[Any] = [SECRETS.value(row) for row in rows]
+        Dataset.from_list(clean, features=features).to_parquet(temporary)

@@ -130,7 +130,7 @@ ELSEWHERE = {
         LONG,
     ),
     "mcpagent data export data/mine --out rows.jsonl": "tests/run/test_rows.py",
-    "mcpagent data export outputs/mine --out rows.jsonl": "tests/run/test_rows.py",
+    "mcpagent data export outputs/mine --out rows.parquet": "tests/trl/test_rows.py",
     "mcpagent data export gold.jsonl.zst --data data/samples/train.jsonl"
     " --out rows.jsonl": "tests/run/test_rows.py",
     "mcpagent eval judge-check --data train.jsonl --set judge.model=gpt-5-mini --out judge-check.json": KEY,

@@ -106,13 +106,10 @@ def test_of_trajectories_the_successes_are_taken_each_once(tmp_path: Path) -> No
     )
 
 
-def test_rows_are_json_and_another_ending_is_refused_before_anything_is_played(tmp_path: Path) -> None:
-    said = refused(mcpagent("data", "export", SAMPLES, "--out", "rows.parquet", cwd=tmp_path))
-    assert "rows.jsonl" in said and "Gold plans" not in said and not (tmp_path / "rows.parquet").exists()
-
-
 @pytest.mark.skipif(is_installed("datasets"), reason="datasets is installed")
-def test_chats_in_parquet_without_datasets_are_an_error_with_its_install_command(tmp_path: Path) -> None:
+def test_parquet_without_datasets_is_an_error_before_anything_is_played(tmp_path: Path) -> None:
+    said = refused(mcpagent("data", "export", SAMPLES, "--out", "rows.parquet", cwd=tmp_path))
+    assert "pip install datasets" in said and ".jsonl" in said and "Gold plans" not in said
     (tmp_path / "chats.parquet").write_bytes(b"PAR1")
     said = refused(mcpagent("convert", "chats.parquet", "--servers", "builtin", cwd=tmp_path))
-    assert "pip install datasets" in said
+    assert "pip install datasets" in said and not (tmp_path / "rows.parquet").exists()

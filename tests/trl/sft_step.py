@@ -12,7 +12,8 @@ from trl import SFTConfig, SFTTrainer
 
 
 def main(model: str, rows: str, out: str) -> None:
-    dataset = load_dataset("json", data_files=rows, split="train", cache_dir=tempfile.mkdtemp())
+    form = "parquet" if rows.endswith(".parquet") else "json"
+    dataset = load_dataset(form, data_files=rows, split="train", cache_dir=tempfile.mkdtemp())
     args = SFTConfig(
         output_dir=out,
         max_steps=1,

@@ -7,16 +7,20 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from mcpagent.core.values import scalars
 from tests.trl.test_bridge import pytestmark as pytestmark
 from tests.trl.test_equality import PYTHON, ROOT
 
 
-def test_sft_trainer_takes_a_step_on_exported_rows(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    run("-m", "mcpagent", "data", "export", ROOT / "data/samples/train.jsonl", "--out", file)
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    run(ROOT / "tests/trl/sft_step.py", tiny_checkpoint, file, tmp_path)
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_sft_trainer_takes_a_step_on_exported_rows(tiny_checkpoint: Path, tmp_path: Path, form: str) -> None:
+    export = ("-m", "mcpagent", "data", "export", ROOT / "data/samples/train.jsonl", "--out")
+    for name in {"rows.jsonl", f"rows.{form}"}:
+        run(*export, tmp_path / name)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    run(ROOT / "tests/trl/sft_step.py", tiny_checkpoint, tmp_path / f"rows.{form}", tmp_path)
     step = json.loads((tmp_path / "step.json").read_text())
     # No call was given the arguments of others as empty ones.
     assert step["read"] == rows and None not in scalars(step["read"])
