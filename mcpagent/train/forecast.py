@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from mcpagent.storage.checkpoints import MODEL_FILE
 
 _MASTER_BYTES = 4  # of what is trained, its gradients and each of its moments: float32 always
 _NF4_BYTES = 0.516  # 4 bits, and 0.127 bits of block constants (arXiv 2305.14314, section 3)
+ZERO3_BUCKET = 50_000_000  # elements: DeepSpeed's buffer of gradients, if its file does not say
+_LIVE = _SUB_GROUP = 10**9  # DeepSpeed's defaults: weights gathered at once, those that are moved at once
 _LOGITS_CHUNK = 1 << 25  # elements; as in `train.batch.scoring`, on a CPU half of it
 _MIN_PASS_TOKENS = 256  # below that a pass costs more for each token: at 256, 3% more than at 512
 _LOGITS_COPIES = 3  # logits, probabilities and their gradient, in float32
@@ -127,18 +130,27 @@ def forecast(
     backend: Literal["hf", "vllm"],
     device_bytes: int | None,
     shards: int = 1,
+    zero3: Mapping[str, Any] | None = None,
     has_own_memory: bool = False,
 ) -> Forecast:
     """Return what a process of a run holds. An engine of vLLM on the trainer's GPU has its share of the
     device's memory (`device_bytes`; left out if that is not known), during updates only if it does not sleep.
-    `shards` is the number of processes that hold the weights once between them, by FSDP2. On an accelerator,
-    which `has_own_memory`, no more episodes are sampled at once than fit (see `train.weight_sync`)."""
+    `shards` is the number of processes that hold the weights once between them, by FSDP2, or by ZeRO-3 if
+    there are DeepSpeed's settings `zero3` of it. On an accelerator, which `has_own_memory`, no more episodes
+    are sampled at once than fit (see `train.weight_sync`)."""
     parts = memory(config, shape, itemsize=itemsize, samples_here=backend == "hf")
-    parts["gathered"] = 0.0
+    parts["gathered"], on_host, copied = 0.0, (), 0.0
     if shards > 1:
-        on_device = 0.0 if config.training.cpu_offload else 1 / shards
-        parts |= {name: parts[name] * on_device for name in _SHARED}
-        parts["gathered"] = _gathered(config, shape, itemsize)
+        on_host = _on_host(config, zero3)
+        if zero3 is not None and itemsize >= _MASTER_BYTES:
+            parts["optimiser"] += parts["gradients"]  # DeepSpeed keeps its copies next to float32 weights too
+        parts |= {name: parts[name] / shards for name in _SHARED}
+        parts["gathered"] = _gathered(config, shape, itemsize, zero3)
+        if zero3 is not None:  # flattened for the optimiser, when the backward pass is over
+            copied = min(parts["gradients"], zero3.get("sub_group_size", _SUB_GROUP) * _MASTER_BYTES)
+            parts["gradients"] += copied
+    parts |= dict.fromkeys(on_host, 0.0)
+    copied = 0.0 if "gradients" in on_host else copied
     has_engine = backend == "vllm" and config.algorithm == "grpo" and not config.vllm.servers
     parts["vllm"] = config.vllm.gpu_memory_utilization * (device_bytes or 0) if has_engine else 0.0
     fixed = sum(parts[name] for name in _FIXED)
@@ -151,6 +163,8 @@ def forecast(
     sampling = fixed + parts["kv_cache"] + parts["vllm"]
     updating = sum(parts.values()) - parts["vllm"]
     updating -= parts["kv_cache"] + parts["sampling_copy"]  # `rest` lets go of both
+    passing = parts["activations"] + parts["logits"]  # over before gradients are flattened
+    updating -= min(copied, passing)
     return Forecast(parts=parts, peak=max(sampling, updating), episodes=episodes, asked=asked)
 
 
@@ -159,10 +173,30 @@ def episodes_requested(config: TrainConfig) -> int:
     return min(config.rollout.num_envs, config.training.batch_size * config.rollout.group_size)
 
 
-def _gathered(config: TrainConfig, shape: ModelShape, itemsize: int) -> float:
-    """Bytes of the weights that are gathered at once: what is outside of the layers, and two layers, of which
-    one is fetched while the other is computed; if all are trained, the whole gradients of the first and of
-    one layer before they are scattered."""
+def _on_host(config: TrainConfig, zero3: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the parts that several processes share in the memory of the host."""
+    if config.training.cpu_offload:
+        return _SHARED
+    if zero3 is None:
+        return ()
+    weights = ("weights", "reference") if _is_offloaded(zero3, "param") else ()
+    return (*weights, *(("gradients", "optimiser") if _is_offloaded(zero3, "optimizer") else ()))
+
+
+def _is_offloaded(zero3: Mapping[str, Any], part: str) -> bool:
+    return (zero3.get(f"offload_{part}") or {}).get("device", "none") != "none"
+
+
+def _gathered(
+    config: TrainConfig, shape: ModelShape, itemsize: int, zero3: Mapping[str, Any] | None
+) -> float:
+    """Bytes of the weights that are gathered at once. By FSDP2: what is outside of the layers, and two
+    layers, of which one is fetched while the other is computed; if all are trained, the whole gradients of
+    the first and of one layer before they are scattered. ZeRO-3 keeps what a pass uses again, up to a number
+    of weights, and has a float32 buffer of a fixed size for gradients that are summed."""
+    if zero3 is not None:
+        live = min(zero3.get("stage3_max_live_parameters", _LIVE), shape.parameters)
+        return live * itemsize + zero3.get("reduce_bucket_size", ZERO3_BUCKET) * _MASTER_BYTES
     layer = (shape.parameters - shape.root) / shape.layers
     gradients = shape.root + layer if config.finetune.mode == "full" else 0.0
     return (shape.root + 2 * layer + gradients) * itemsize

@@ -117,10 +117,8 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
     parallel = sharding(config, Processes(count=count))
     if parallel is not None:
         refuse_sharding(config, parallel=parallel, device=device)
+    zero3 = _zero3_settings(config, device) if parallel == "zero3" else None
     notes: list[str] = []
-    if parallel == "zero3":
-        read_options(config.training.deepspeed_config, dtype=resolve_dtype(config.model.dtype, device))
-        notes.append("memory is not known: what DeepSpeed gathers and keeps on the host its own file says")
     if parallel is not None and config.training.parallel == "auto":
         notes.append(f"training.parallel auto: {parallel}, as accelerate launch asks")
     if target.kind == "cpu" and (refused := refused_on_cpu(config)) is not None:
@@ -148,23 +146,23 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         notes.append("the device's memory is not known: --gpu-memory GIB names it, and the plan compares")
     if shape is None:
         notes.append(f"memory is not known: {architecture}")
-    expected = None
-    if shape is not None:
+        expected = None
+    else:
         checkpoints = config.model.checkpoints_on(target.kind, can=shape.can_checkpoint)
         config = _with(config, "model.gradient_checkpointing", checkpoints)
         if target.kind == "cpu" and config.training.micro_batch_tokens is None:
             tokens = pass_tokens(config, shape, itemsize=dtype.itemsize)
             config = _with(config, "training.micro_batch_tokens", tokens)
-        if parallel != "zero3":
-            expected = forecast(
-                config,
-                shape,
-                itemsize=dtype.itemsize,
-                backend=backend.backend,
-                device_bytes=target.memory,
-                shards=shards_of(config, count) if parallel else 1,
-                has_own_memory=target.kind != "cpu",
-            )
+        expected = forecast(
+            config,
+            shape,
+            itemsize=dtype.itemsize,
+            backend=backend.backend,
+            device_bytes=target.memory,
+            shards=shards_of(config, count) if parallel else 1,
+            zero3=zero3,
+            has_own_memory=target.kind != "cpu",
+        )
     checked = Preflight(
         target=target,
         dtype=dtype,
@@ -176,6 +174,12 @@ def check_run(config: TrainConfig, target: TargetDevice, *, count: int | None = 
         pass_tokens=config.training.pass_tokens,
     )
     return replace(checked, notes=(*notes, *_memory_notes(config, checked)))
+
+
+def _zero3_settings(config: TrainConfig, device: torch.device) -> JsonObject:
+    """Return DeepSpeed's settings of ZeRO-3, but for the run's own settings. Raises UserError."""
+    options = read_options(config.training.deepspeed_config, dtype=resolve_dtype(config.model.dtype, device))
+    return options.get("zero_optimization", {})
 
 
 def shards_of(config: TrainConfig, count: int) -> int:

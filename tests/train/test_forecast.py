@@ -14,8 +14,10 @@ from benchmarks.memory import Work
 from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import LoraConfig, TrainConfig
 from mcpagent.models.adapters import LoraShape, attach_lora
+from mcpagent.models.architecture import published
 from mcpagent.models.load import use_checkpointing
 from mcpagent.train.forecast import (
+    Forecast,
     forecast,
     memory,
     shape_of,
@@ -142,3 +144,25 @@ def test_processes_with_shards_hold_the_weights_once_between_them() -> None:
         shards=4,
     )
     assert offloaded.parts["weights"] == offloaded.parts["optimiser"] == 0 < offloaded.peak < four.peak
+
+
+def test_zero3_gathers_more_than_fsdp2_and_keeps_on_the_host_what_its_file_says() -> None:
+    shape = shape_of(published("Qwen/Qwen3-8B"), LoraConfig())
+
+    def eight(zero3: dict[str, Any], *settings: str) -> Forecast:
+        made = config("finetune.mode=full", "grpo.kl_coef=0.0", *settings)
+        return forecast(made, shape, itemsize=2, backend="vllm", device_bytes=None, shards=8, zero3=zero3)
+
+    plain, offloaded = eight({}), eight({}, "training.cpu_offload=true")
+    share = shape.parameters / 8
+    assert plain.parts["weights"] == 2 * share and plain.parts["optimiser"] == 12 * share
+    # A billion weights of 2 bytes (stage3_max_live_parameters), and a buffer of 50 million float32 gradients.
+    assert plain.parts["gathered"] == 2e9 + 4 * 50e6
+    # The gradients, and the part of them that is flattened for the optimiser: a billion at most.
+    assert plain.parts["gradients"] == 4 * share + 4e9 and share > 1e9
+    assert offloaded.parts["weights"] == offloaded.parts["gradients"] == 0.0
+    assert offloaded.parts["gathered"] == plain.parts["gathered"] and offloaded.parts["optimiser"] == 0.0
+    told = {"offload_optimizer": {"device": "cpu"}, "stage3_max_live_parameters": 10, "reduce_bucket_size": 5}
+    half = eight(told)
+    assert half.parts["gathered"] == 40 and half.parts["weights"] == 2 * share
+    assert half.parts["optimiser"] == half.parts["gradients"] == 0.0

@@ -92,9 +92,8 @@ def test_a_model_that_no_device_holds_passes_where_processes_share_it() -> None:
         with pytest.raises(UserError, match="whatever its batches are"):
             check_run(config(*settings, f"training.parallel={parallel}"), A100, count=count)
     sharded = config(*settings, "training.parallel=fsdp")
-    assert check_run(sharded, A100, count=4).fits is True
-    zero3 = check_run(config(*settings, "training.parallel=zero3"), A100, count=4)
-    assert zero3.fits is None and any("what DeepSpeed gathers" in note for note in zero3.notes)
+    for each in (sharded, config(*settings, "training.parallel=zero3")):
+        assert check_run(each, A100, count=4).fits is True
     # Groups of four hold what four hold, on however many devices.
     grouped = config(*settings, "training.parallel=fsdp", "training.shard_size=4")
     parts = [check_run(c, A100, count=n).forecast.parts for c, n in ((grouped, 8), (sharded, 4))]  # type: ignore[union-attr]

@@ -22,11 +22,11 @@ from mcpagent.errors import UserError
 from mcpagent.models.adapters import causal_lm
 from mcpagent.models.load import map_large_blocks
 from mcpagent.train.batch.scoring import Batch
+from mcpagent.train.forecast import ZERO3_BUCKET
 from mcpagent.train.learner.optim import Precision
 from mcpagent.train.learner.processes import Processes
 from mcpagent.train.learner.wrapping import Source, Wrapping, padded_with_empty
 
-_BUCKET = 50_000_000  # elements: DeepSpeed's buffer of gradients, if its file does not say
 _OWNER = "zero3_owner"  # of a stretch of a moment or of a float32 weight: the parameter that it belongs to
 # What the run decides and no file may contradict: DeepSpeed's key, the setting of the run.
 _DECIDED = {
@@ -117,7 +117,7 @@ class Zero3(Wrapping):
         on_host = {"device": "cpu", "pin_memory": self._device.type == "cuda"}
         offload = {"offload_optimizer": on_host, "offload_param": on_host} if self._cpu_offload else {}
         options = read_options(self._file, dtype=dtype)
-        zero = {"reduce_bucket_size": _BUCKET, **options.get("zero_optimization", {}), **offload}
+        zero = {"reduce_bucket_size": ZERO3_BUCKET, **options.get("zero_optimization", {}), **offload}
         return {
             "communication_data_type": "fp32",
             "data_types": {"grad_accum_dtype": "fp32"},
