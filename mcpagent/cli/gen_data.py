@@ -17,6 +17,7 @@ from mcpagent.cli.gen_data_llm import (
 )
 from mcpagent.cli.options import (
     ConfigOptions,
+    HeldoutServer,
     Json,
     Overwrite,
     ReadOnly,
@@ -67,6 +68,7 @@ class SizeOptions:
         int | None,
         typer.Option(min=0, help="Offer this many other tools with those needed. Default: every tool."),
     ] = None
+    heldout_server: HeldoutServer = None
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("data/processed")
     overwrite: Overwrite = False
 
@@ -105,6 +107,8 @@ def gen_data(
     Example: mcpagent gen-data --servers mcp.json --read-only sqlite --seed-value table=ships
 
     Example: mcpagent gen-data --explore --servers mcp.json --yes-read-only --out data/mine
+
+    Example: mcpagent gen-data --explore --servers mcp.json --heldout-server library --out data/unseen
 
     Example: mcpagent gen-data --explore --servers mcp.json --config notes.yaml
 
@@ -148,7 +152,13 @@ def gen_data(
         remembered = DatasetServers.of(size.out, tools)
         check_dataset_servers(remembered, overwrite=size.overwrite)
         counts = {"train": size.train, "validation": size.validation, "heldout": size.heldout}
-        output = DatasetOutput(folder=size.out, counts=counts, servers=remembered, overwrite=size.overwrite)
+        output = DatasetOutput(
+            folder=size.out,
+            counts=counts,
+            servers=remembered,
+            overwrite=size.overwrite,
+            heldout_servers=size.heldout_server or (),
+        )
         if llm:
             asked = config.model_copy(update={"tools": tools})
             run_llm(writer, asked, output, distractors=size.distractors, console=console)

@@ -69,7 +69,7 @@ def run_llm(
     """Generate, write the splits, and print what became of every sample. Raises UserError and RunError."""
     from mcpagent.synth.llm.generate import make_dataset_with_model, no_task, requests_lost
 
-    settings, asking = _settings(options, config, output.folder, distractors=distractors, console=console)
+    settings, asking = _settings(options, config, output, distractors=distractors, console=console)
     document = make_dataset_with_model(
         config.tools, output, settings=settings, asking=asking, console=console
     )
@@ -85,7 +85,12 @@ def run_llm(
 
 
 def _settings(
-    options: LLMOptions, config: TrainConfig, folder: Path, *, distractors: int | None, console: Console
+    options: LLMOptions,
+    config: TrainConfig,
+    output: DatasetOutput,
+    *,
+    distractors: int | None,
+    console: Console,
 ) -> tuple[TaskSettings, AskSettings]:
     from mcpagent.synth.llm.prompts import TaskSettings, load_prompts
     from mcpagent.synth.llm.sample import AskSettings
@@ -98,6 +103,7 @@ def _settings(
         domains=_listed(_chosen(None, env, "DOMAINS", "whatever these tools are for")),
         distractors=distractors,
         may_write=options.allow_writes or config.tools.servers is None,  # built-in ones are embedded
+        heldout_servers=output.heldout_servers,
         seed=config.seed,
     )
     endpoint = _endpoint(options, config.api, is_asked=options.batch is None)
@@ -108,7 +114,7 @@ def _settings(
         repairs=options.repairs,
         max_output_tokens=options.max_output_tokens,
         budget=_budget(config.api, endpoint.model, console),
-        journal=folder / "llm-journal.jsonl",
+        journal=output.folder / "llm-journal.jsonl",
         retry_failed=options.retry_failed,
         batch=options.batch,
         answers=options.answers,

@@ -128,6 +128,17 @@ SeedValue = Annotated[
 ]
 
 
+HeldoutServer = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--heldout-server",
+        metavar="SERVER",
+        help="Keep this server from training and validation: no task of theirs calls it or offers a tool of "
+        "it, and half of the held-out tasks need it; may be repeated.",
+    ),
+]
+
+
 def shard_of(value: str | None) -> tuple[int, int]:
     """Return the numbers of `--shard I/N`; without it the whole. Raises UserError."""
     match = re.fullmatch(r"([1-9][0-9]*)/([1-9][0-9]*)", value or "1/1")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mcpagent.cli.options import ConfigOptions, Json, ReadOnly, SeedValue, Settings
+from mcpagent.cli.options import ConfigOptions, HeldoutServer, Json, ReadOnly, SeedValue, Settings
 from mcpagent.cli.readers import YesReadOnly, with_readers
 from mcpagent.console import Block, Console, Facts, Table, duration
 from mcpagent.core.records import JsonObject, Metric
@@ -55,6 +55,7 @@ def quickstart(
     read_only: ReadOnly = None,
     yes_read_only: YesReadOnly = False,
     seed_value: SeedValue = None,
+    heldout_server: HeldoutServer = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -85,14 +86,18 @@ def quickstart(
 
     Example: mcpagent quickstart --servers mcp.json --read-only library.get_book
 
+    Example: mcpagent quickstart --servers mcp.json --heldout-server library
+
     Example: mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --minutes 60
     """
+    from mcpagent.demo.explored import ExploredServers, named_servers
     from mcpagent.demo.job import Stages, check_folder
 
     for option, value in (
         ("--read-only", read_only),
         ("--yes-read-only", yes_read_only or None),
         ("--seed-value", seed_value),
+        ("--heldout-server", heldout_server),
     ):
         if servers is None and value is not None:
             raise UserError(f"{option} is for servers of your own", remedy="name them: --servers mcp.json")
@@ -102,10 +107,10 @@ def quickstart(
     if out is None:
         default = "quickstart" if servers is None else "own"
         out = Path("outputs") / (default if model is None else Path(model).name)
-    check_folder(out, seed=seed, servers=None if servers is None else str(servers), model=model)
+    named = None if servers is None else named_servers(str(servers), heldout_server or ())
+    check_folder(out, seed=seed, servers=named, model=model)
     require("hf", "report", use="the quickstart")
     from mcpagent.demo.controls import run_controls
-    from mcpagent.demo.explored import ExploredServers
     from mcpagent.demo.pretrained import DEFAULT_MINUTES, Pretrained
     from mcpagent.demo.quickstart import quickstart
     from mcpagent.synth.generate import read_seed_values
@@ -116,7 +121,11 @@ def quickstart(
         options = ConfigOptions(servers=servers)
         tools = options.config(console, has_data=False, read_only=read_only).tools
         tools = with_readers(tools, console, takes_guess=yes_read_only, folder=out / "data")
-        explored = ExploredServers(tools=tools, seed_values=read_seed_values(seed_value or ()))
+        explored = ExploredServers(
+            tools=tools,
+            seed_values=read_seed_values(seed_value or ()),
+            heldout_servers=heldout_server or (),
+        )
 
     try:
         document = quickstart(

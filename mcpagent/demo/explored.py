@@ -68,10 +68,17 @@ ABOUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ExploredServers:
-    """The servers that were named, and values that exploring cannot guess (`gen-data --seed-value`)."""
+    """The servers that were named, values that exploring cannot guess (`gen-data --seed-value`), and servers
+    that training is not to see."""
 
     tools: ToolsConfig
     seed_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    heldout_servers: Sequence[str] = ()
+
+    @property
+    def named(self) -> str:
+        """Return what was given for `--servers`, with the servers that are held out."""
+        return named_servers(str(self.tools.servers), self.heldout_servers)
 
     @property
     def with_a_model(self) -> str:
@@ -89,7 +96,13 @@ class ExploredServers:
     @property
     def _options(self) -> list[str]:
         named = ["--read-only", ",".join(self.tools.read_only)] if self.tools.read_only else []
-        return ["--servers", str(self.tools.servers), *named]
+        held = [word for name in self.heldout_servers for word in ("--heldout-server", name)]
+        return ["--servers", str(self.tools.servers), *named, *held]
+
+
+def named_servers(servers: str, heldout_servers: Sequence[str]) -> str:
+    """Return an mcp.json and those of its servers that training is not to see, as they are given."""
+    return " ".join([servers, *(f"--heldout-server {name}" for name in heldout_servers)])
 
 
 async def explore(
@@ -120,6 +133,7 @@ async def explore(
             on_progress=on_progress,
             learned=Learned(cache, graph),
             asked=Asked(weights=_WEIGHTS, admits=within_reach(graph.facts), begins_anywhere=False),
+            heldout_servers=servers.heldout_servers,
         )
     except UserError as error:  # not one task
         raise UserError(error.message, where="--servers", remedy=way_on(servers, {})) from error

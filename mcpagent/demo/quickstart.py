@@ -189,6 +189,7 @@ def _make_answered_tasks(job: QuickstartJob, folder: Path) -> None:
                 counts=job.counts,
                 servers=DatasetServers.of(folder, job.grpo.tools),
                 overwrite=True,
+                heldout_servers=() if job.explored is None else job.explored.heldout_servers,
             ),
             seed=job.seed,
             distractors=None,

@@ -51,13 +51,14 @@ _SHIPPED = {"core": "templates/tasks", "full": "templates/full"}
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOutput:
-    """The folder that the splits go to, how many tasks each is to have, and the servers that the folder
-    remembers."""
+    """The folder that the splits go to, how many tasks each is to have, the servers that the folder
+    remembers, and those of which only the held-out split has anything."""
 
     folder: Path
     counts: Mapping[str, int]
     servers: DatasetServers
     overwrite: bool
+    heldout_servers: Sequence[str] = ()
 
 
 def make_dataset(
@@ -99,6 +100,7 @@ def make_dataset(
                 seed=seed,
                 distractors=distractors,
                 on_progress=lambda split, kept: advance(kept, note=split),
+                heldout_servers=output.heldout_servers,
             )
             data = opened.io.run(making)
         if explore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
 from typing import Any
@@ -30,12 +30,13 @@ from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task, task_id
 from mcpagent.synth.tasks.run import CallCache, SynthSession, says_no
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
-from mcpagent.synth.templates.pools import SPLITS, SplitShares
+from mcpagent.synth.templates.pools import SplitShares
 from mcpagent.synth.templates.rules import (
+    UNSEEN,
     GeneratedData,
     Progress,
     abstaining,
-    check_counts,
+    counts_of_sources,
     fill_splits,
 )
 from mcpagent.tools.contract import ToolProvider
@@ -55,6 +56,19 @@ class Learned:
     graph: ToolGraph
     changes: Sequence[Change] = ()
     watch: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
+
+    def without(self, servers: Collection[str]) -> Learned:
+        """Return what was seen of the other servers alone."""
+        graph = ToolGraph(silences=self.graph.silences)
+        for fact in self.graph.facts:
+            if fact.spec.server not in servers:
+                graph.add(fact)
+        return replace(
+            self,
+            graph=graph,
+            changes=[change for change in self.changes if change.spec.server not in servers],
+            watch={server: reads for server, reads in self.watch.items() if server not in servers},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +91,18 @@ async def explore_dataset(
     on_progress: Progress | None = None,
     learned: Learned,
     asked: Asked | None = None,
+    heldout_servers: Collection[str] = (),
 ) -> GeneratedData:
     """Return up to `counts[split]` distinct tasks for each split: as many as what was `learned` has matter
     for.
 
     What is asked about in one split is not in another, and no call of training is about it either. `asked`
-    says which questions, of every shape if it is None. Raises UserError if no tool may be called,
-    or none gives anything to ask about.
+    says which questions, of every shape if it is None. Of `heldout_servers` nothing is in another split than
+    `heldout`, half of whose tasks ask about them. Raises UserError if no tool may be called, or none gives
+    anything to ask about.
     """
-    check_counts(counts)
+    counts = counts_of_sources(counts, heldout_servers)
+    offer = ToolSelection(catalog=pool.tools, distractors=distractors, unseen_servers=tuple(heldout_servers))
     facts, asked = [fact for fact in learned.graph.facts if fact.is_sayable], asked or Asked()
     if not facts:
         why = "; ".join(f"{', '.join(silence.tools)}: {silence.text}" for silence in learned.graph.silences)
@@ -94,25 +111,34 @@ async def explore_dataset(
             remedy="name the tools that only read: --read-only SERVER.TOOL,... (tools.read_only); or write "
             "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
-    splits = [split for split in SPLITS if counts.get(split)]
     askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
     subjects = Subjects(learned.graph.facts)
     # A split that has nothing but what tools without arguments tell has hardly a question.
     things = [fact for fact in askable if fact.arguments] or askable
     shares = SplitShares()
-    assigned = shares.assign(map(subjects.of_fact, things), seed=seed, least=dict.fromkeys(splits, 1))
+    shared = [subjects.of_fact(fact) for fact in things if fact.spec.server not in heldout_servers]
+    unseen = (subjects.of_fact(fact) for fact in facts if fact.spec.server in heldout_servers)
+    assigned = dict.fromkeys(unseen, "heldout")
+    assigned |= shares.assign(shared, seed=seed, least=dict.fromkeys(counts, 1))
 
     def split_of(subject: str) -> str:
         return assigned.get(subject) or shares.split_of(subject, seed=seed)
 
-    offer = ToolSelection(catalog=pool.tools, distractors=distractors)
-    of_split = {split: [f for f in facts if split_of(subjects.of_fact(f)) == split] for split in splits}
+    of_split: dict[str, list[Fact]] = {split: [] for split in counts}
+    for fact in facts:
+        split = split_of(subjects.of_fact(fact))
+        if fact.spec.server in heldout_servers:
+            split = UNSEEN if split == "heldout" else ""
+        if split in of_split:
+            of_split[split].append(fact)
+    seen = learned.without(heldout_servers) if heldout_servers else learned
+    changes = [change for change in learned.changes if change.spec.server in heldout_servers]
     sources = {
         split: _WalkSource(
-            split=split,
+            split="heldout" if split == UNSEEN else split,
             facts=members,
-            learned=learned,
-            offer=offer,
+            learned=replace(learned, changes=changes) if split == UNSEEN else seen,
+            offer=offer if split == UNSEEN else offer.seen,
             seed=seed,
             split_of=split_of,
             asked=asked,
@@ -248,7 +274,7 @@ class _WalkSource:
         tools = self.offer.tools_for(set(), seed=seed, withheld=telling)
         if not tools:
             return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
-        withheld = sorted(telling)
+        withheld = sorted(telling & {spec.dotted for spec in self.offer.catalog.values()})
         return abstaining(task, tools, offer=self.offer, withheld=withheld)
 
 

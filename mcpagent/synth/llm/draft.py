@@ -286,7 +286,10 @@ class FormatCheck:
     def _record(self, draft: Draft, plan: list[JsonObject], value: Any, kind: str) -> Task:
         key = json.dumps([draft.user_prompt, draft.follow_up, plan], sort_keys=True)
         names = {f"{step['server']}.{step['tool']}" for step in plan}
-        tools = self.offer.tools_for(names, seed=derive_seed(self.settings.seed, "offer", key))
+        needed = {*(step.server for step in draft.steps), *([draft.proof.server] if draft.proof else [])}
+        is_unseen = not needed.isdisjoint(self.offer.unseen_servers)
+        offer = self.offer if is_unseen else self.offer.seen
+        tools = offer.tools_for(names, seed=derive_seed(self.settings.seed, "offer", key))
         truth: JsonObject = {
             "task_id": task_id("llm", key),
             "complexity": "simple" if len(plan) < 2 else "moderate" if len(plan) < 4 else "complex",
@@ -315,9 +318,7 @@ class FormatCheck:
         if draft.missing:
             info["invented"] = draft.missing
         question = draft.user_prompt.strip()
-        return build_task(
-            self.offer, tools, truth, question, data_source="synthetic/llm", generator="llm", **info
-        )
+        return build_task(offer, tools, truth, question, data_source="synthetic/llm", generator="llm", **info)
 
 
 def _object(what: str, text: str) -> JsonObject:

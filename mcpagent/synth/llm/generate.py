@@ -117,6 +117,7 @@ def run_description(settings: TaskSettings, asking: AskSettings, catalog_hash: s
         "distractors": settings.distractors,
         "repairs": asking.repairs,
         "may_write": settings.may_write,
+        **({"heldout_servers": [*settings.heldout_servers]} if settings.heldout_servers else {}),
     }
 
 
@@ -135,7 +136,10 @@ async def _generated(
 
     Raises UserError if no request can succeed, and if no tool may be called.
     """
-    offer = ToolSelection(catalog=pool.tools, distractors=settings.distractors)
+    offer = ToolSelection(
+        catalog=pool.tools, distractors=settings.distractors, unseen_servers=settings.heldout_servers
+    )
+    _ = offer.seen  # an unknown server is refused before any request
     usable = {t.dotted: t for t in pool.tools.values() if settings.may_write or t.annotations.read_only}
     if not usable:
         raise UserError(

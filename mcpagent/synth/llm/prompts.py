@@ -143,13 +143,15 @@ def fill_in(text: str, **values: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """The settings of the tasks to write. `may_write` lets plans call tools that are not read-only."""
+    """The settings of the tasks to write. `may_write` lets plans call tools that are not read-only; tasks
+    that need none of the `heldout_servers` offer no tool of theirs."""
 
     max_tools: int
     max_turns: int
     domains: Sequence[str] = ()
     distractors: int | None = None
     may_write: bool = True
+    heldout_servers: Sequence[str] = ()
     seed: int = 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -339,11 +340,15 @@ def split_tasks(
 ) -> dict[str, Sequence[Task]]:
     """Every task in one split, in the order given. Two tasks whose executed calls name the same entity share
     a split; so the shares hold for the groups that this makes, and only roughly for the tasks. Each of
-    `splits` has a group, if there are enough."""
+    `splits` has a group, if there are enough. A group with a task that needs a server which training is not
+    to see is held out."""
     named = [sorted(called_entities(item.calls, tools) or {item.task.id}) for item in executed]
     group_of = [named[first][0] for first in groups_by(named)]
+    is_unseen = ("unseen_servers" in item.task.extra_info for item in executed)
+    split_of = dict.fromkeys(compress(group_of, is_unseen), "heldout")
     result: dict[str, list[Task]] = {split: [] for split in SPLITS}
-    split_of = shares.assign(group_of, seed=seed, least=dict.fromkeys(splits, 1))
+    shared = (group for group in group_of if group not in split_of)
+    split_of |= shares.assign(shared, seed=seed, least=dict.fromkeys(splits, 1))
     for item, group in zip(executed, group_of, strict=True):
         split = split_of[group]
         info = {**item.task.extra_info, "split": split}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from random import Random
@@ -19,6 +19,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import GroundTruth, Message, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec, catalog_hash
 from mcpagent.core.values import is_json_array
+from mcpagent.errors import UserError
 from mcpagent.synth.templates.template import Template, fill
 
 
@@ -54,15 +55,39 @@ class ToolSelection:
     """The tools that a task offers, distractors included: the gold tools alone would give the answer away.
 
     `distractors` None offers the whole catalog, which keeps the system message the same for every task.
+    Tasks that offer tools of the `unseen_servers`, which training does not see, say so. `whole_hash` is that
+    of every tool that the servers list, if `catalog` is a part of them.
     """
 
     catalog: Mapping[str, ToolSpec]
     distractors: int | None = None
+    unseen_servers: Sequence[str] = ()
+    whole_hash: str = ""
 
     @cached_property
     def catalog_hash(self) -> str:
-        """The hash of every tool of the catalog."""
-        return catalog_hash(self.catalog.values())
+        """The hash of every tool that the servers list."""
+        return self.whole_hash or catalog_hash(self.catalog.values())
+
+    @cached_property
+    def seen(self) -> ToolSelection:
+        """The selection for tasks of training. Raises UserError for an unseen server that there is not, and
+        if no other is left."""
+        names = sorted({tool.server for tool in self.catalog.values()})
+        if unknown := sorted(set(self.unseen_servers) - set(names)):
+            raise UserError(
+                f"there is no server {unknown[0]!r}",
+                where="--heldout-server",
+                remedy=f"the servers are: {', '.join(names)}",
+            )
+        if set(self.unseen_servers) == set(names):
+            raise UserError(
+                f"nothing is left to train on: there is no server but {', '.join(names)}",
+                where="--heldout-server",
+                remedy="hold out fewer, or add a server to the mcp.json",
+            )
+        catalog = {name: t for name, t in self.catalog.items() if t.server not in self.unseen_servers}
+        return replace(self, catalog=catalog, unseen_servers=(), whole_hash=self.catalog_hash)
 
     def tools_for(
         self, plan_tools: set[str], *, seed: int, withheld: Collection[str] = ()
@@ -149,7 +174,11 @@ def build_task(
             Message(role="user", content=without_marks(question)),
         ),
         reward_spec=RewardSpec(ground_truth=GroundTruth.model_validate(truth)),
-        extra_info={"tools": [tool.dotted for tool in tools.values()], **info},
+        extra_info={
+            "tools": [tool.dotted for tool in tools.values()],
+            **info,
+            **({"unseen_servers": [*offer.unseen_servers]} if offer.unseen_servers else {}),
+        },
     )
     return stated(task)
 

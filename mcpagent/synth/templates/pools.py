@@ -85,14 +85,17 @@ def split_entities(
     seed: int,
     least: Mapping[str, int],
     splits: Collection[str],
+    heldout: Collection[str] = (),
 ) -> dict[str, dict[str, list[Any]]]:
     """`result[split][pool]`: every entity in exactly one split, stated values in each. If a pool has few,
-    each of `splits` has the `least` number of that pool, as long as another can spare them."""
+    each of `splits` has the `least` number of that pool, as long as another can spare them. Of the pools
+    `heldout` all is held out but what another has too."""
     split_of: dict[Any, str] = {}
-    for pool, members in entities.items():
+    for pool, members in sorted(entities.items(), key=lambda item: item[0] in heldout):
         keys = dict.fromkeys(entity.split_key for entity in members if not entity.is_shared)
         needed = dict.fromkeys(splits, least.get(pool, 0))
-        for key, split in SplitShares().assign(keys, seed=seed, least=needed).items():
+        shares = SplitShares(heldout=1, validation=0) if pool in heldout else SplitShares()
+        for key, split in shares.assign(keys, seed=seed, least={} if pool in heldout else needed).items():
             split_of.setdefault(key, split)  # pools that share a key share its split
     result: dict[str, dict[str, list[Any]]] = {split: {pool: [] for pool in entities} for split in SPLITS}
     for pool, members in entities.items():

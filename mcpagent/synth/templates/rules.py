@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -125,27 +126,45 @@ async def generate_dataset(
     seed: int,
     distractors: int | None = None,
     on_progress: Progress | None = None,
+    heldout_servers: Collection[str] = (),
 ) -> GeneratedData:
     """Generate up to `counts[split]` distinct tasks for each split: as many as the templates give with its
     entities, the same for the same seed, templates and servers.
 
     An entity occurs in one split only, and so does every task. `distractors` None offers the whole catalog
-    with each task. Raises UserError if there is not one task.
+    with each task. Of `heldout_servers` nothing is in another split than `heldout`, half of whose tasks need
+    one. Raises UserError if there is not one task.
     """
-    check_counts(counts)
     cache = CallCache(pool)
-    splits = [split for split in SPLITS if counts.get(split)]
+    counts = counts_of_sources(counts, heldout_servers)
+    offer = ToolSelection(catalog=pool.tools, distractors=distractors, unseen_servers=tuple(heldout_servers))
+    seen = templates.for_servers({tool.server for tool in offer.seen.catalog.values()})
+    unseen = replace(templates, templates=tuple(t for t in templates.templates if t not in seen.templates))
+    if heldout_servers and not (seen.templates and any(template.plan for template in unseen.templates)):
+        held = ", ".join(heldout_servers)
+        raise UserError(
+            f"there are no templates both with and without {held}",
+            where="--heldout-server",
+            remedy="hold out another server, use --templates full, or add --explore",
+        )
     listed = await list_entities(templates, cache)
-    entities = split_entities(listed, seed=seed, least=templates.needed, splits=splits)
-    offer = ToolSelection(catalog=pool.tools, distractors=distractors)
+    entities = split_entities(
+        listed,
+        seed=seed,
+        least=templates.needed,
+        splits=counts,
+        heldout=listed.keys() - {pool for template in seen.templates for pool in template.slots.values()},
+    )
+    entities |= {UNSEEN: entities["heldout"]} if heldout_servers else {}
     sources: dict[str, _SplitSource] = {}
-    for split in splits:
-        if fitting := _fitting(templates.templates, entities[split]):
+    for split in counts:
+        of_split = unseen if split == UNSEEN else seen
+        if fitting := _fitting(of_split.templates, entities[split]):
             sources[split] = _SplitSource(
                 templates=fitting,
                 entities=entities[split],
-                offer=offer,
-                split=split,
+                offer=offer if split == UNSEEN else offer.seen,
+                split="heldout" if split == UNSEEN else split,
                 seed=seed,
                 cache=cache,
             )
@@ -241,6 +260,34 @@ class TaskSource(Protocol[_C]):
         ...
 
 
+UNSEEN = "unseen"  # the held-out tasks that need a server which training does not see
+
+
+def counts_of_sources(counts: Mapping[str, int], unseen_servers: Collection[str]) -> dict[str, int]:
+    """Return how many tasks each source of `fill_splits` gives: half of the held-out ones are of UNSEEN, if
+    there are servers that training does not see. Raises UserError for numbers that cannot be."""
+    unknown = sorted(set(counts) - set(SPLITS))
+    if unknown:
+        raise UserError(f"there is no split {unknown[0]!r}", remedy=f"splits are: {', '.join(SPLITS)}")
+    for split, count in counts.items():
+        if count < 0:
+            raise UserError(f"{count} tasks asked for {split}", remedy="counts are 0 or more")
+    if not any(counts.values()):
+        raise UserError(
+            "no tasks asked for", remedy="for example: mcpagent gen-data --train 800 --heldout 200"
+        )
+    asked = {split: counts[split] for split in SPLITS if counts.get(split)}
+    if unseen_servers:
+        if (heldout := asked.pop("heldout", 0)) < 2:
+            raise UserError(
+                f"{heldout} held-out tasks are too few for {', '.join(unseen_servers)} and the other servers",
+                where="--heldout-server",
+                remedy="ask for more: --heldout 240",
+            )
+        asked |= {"heldout": heldout // 2, UNSEEN: heldout - heldout // 2}
+    return asked
+
+
 async def fill_splits(
     sources: Mapping[str, TaskSource[_C]],
     counts: Mapping[str, int],
@@ -250,14 +297,19 @@ async def fill_splits(
     cache: CallCache,
     on_progress: Progress | None = None,
 ) -> GeneratedData:
-    """Return up to `counts[split]` proven tasks of each source with the account of how they were found.
-    `entities` are how many things there were to ask about. Raises UserError if there is not one task."""
+    """Return up to `counts[source]` proven tasks of each source with the account of how they were found;
+    those of UNSEEN follow the other held-out tasks. `entities` are how many things there were to ask about.
+    Raises UserError if there is not one task, or none of UNSEEN."""
     data = GeneratedData(entities=entities, catalog_hash=catalog_hash)
-    tasks: dict[str, Sequence[Task]] = {split: () for split in SPLITS if counts.get(split)}
+    tasks: dict[str, Sequence[Task]] = dict.fromkeys(counts, ())
     for split, source in sources.items():
         tasks[split] = await fill_split(source, counts[split], data, on_progress)
     if not any(tasks.values()):
         raise without_a_task(counts, data)
+    if UNSEEN in counts:
+        if not (unseen := tasks.pop(UNSEEN)):
+            raise without_a_task({UNSEEN: counts[UNSEEN]}, data)
+        tasks["heldout"] = DiskList(chain(tasks["heldout"], unseen))
     data.tasks, data.executed_calls = tasks, cache.executed
     return data
 
@@ -334,17 +386,3 @@ def why_short(data: GeneratedData) -> str:
     }
     told = "; ".join(f"{split}: {of_split}" for split, of_split in tried.items())
     return f"the templates give no other task with the entities of a split ({told}); add some to pools.yaml"
-
-
-def check_counts(counts: Mapping[str, int]) -> None:
-    """Raise UserError for splits that there are not, and for numbers of tasks that cannot be."""
-    unknown = sorted(set(counts) - set(SPLITS))
-    if unknown:
-        raise UserError(f"there is no split {unknown[0]!r}", remedy=f"splits are: {', '.join(SPLITS)}")
-    for split, count in counts.items():
-        if count < 0:
-            raise UserError(f"{count} tasks asked for {split}", remedy="counts are 0 or more")
-    if not any(counts.values()):
-        raise UserError(
-            "no tasks asked for", remedy="for example: mcpagent gen-data --train 800 --heldout 200"
-        )

@@ -109,14 +109,17 @@ class World:
 
     def pool(self, delays: Sequence[float] = (), *, read_only: Sequence[str] = ()) -> ToolPool:
         """With `delays`, each call waits so long for its answer, in turn."""
+        return ToolPool([self.served(delays)], ToolsConfig(read_only=tuple(read_only)))
+
+    def served(self, delays: Sequence[float] = ()) -> InProcessServer:
+        """The server, for a pool of several."""
         server = MCPServer(self.name, log_level="ERROR")
         for tool in self.tools:
             if self.is_silent:
                 server.add_tool(self._served(tool, delays), structured_output=False)
             else:
                 server.add_tool(self._served(tool, delays), annotations=READS)
-        served = InProcessServer(name=self.name, server=server)
-        return ToolPool([served], ToolsConfig(read_only=tuple(read_only)))
+        return InProcessServer(name=self.name, server=server)
 
     def learned(self, *, seed: int = 0, delays: Sequence[float] = (), **options: Any) -> ToolGraph:
         async def run() -> ToolGraph:
