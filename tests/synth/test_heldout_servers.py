@@ -18,7 +18,8 @@ from mcpagent.synth.templates.template import load_templates
 from mcpagent.tools.pool import ToolPool
 from tests.llm.service import service
 from tests.running import mcpagent, refused
-from tests.synth.explore.worlds import harbour, library
+from tests.synth.explore.test_splits import captain, cargo, list_ships, ship
+from tests.synth.explore.worlds import World, harbour, library
 from tests.synth.llm.model import KINDS, model
 from tests.synth.llm.running import generate
 from tests.synth.running import explored, generated
@@ -86,6 +87,16 @@ def test_exploring_asks_about_a_heldout_server_in_heldout_tasks_alone(
     }
     assert len(kinds) > 2, kinds
     assert len(data.tasks["train"]) == COUNTS["train"]
+
+
+@pytest.mark.parametrize("server", ["fleet", "crew"])
+def test_no_chain_of_training_goes_through_a_heldout_server(server: str) -> None:
+    fleet, crew = World("fleet", list_ships, ship, cargo), World("crew", captain)
+    pool = ToolPool([fleet.served(), crew.served()])
+    data = explored(pool, {"train": 12, "heldout": 16}, seed=4, heldout_servers=[server])
+    check(data.tasks, server, [f"{server}.", f'"{server}"'])
+    both = [task for task in data.tasks["heldout"] if called(task) == {"fleet", "crew"}]
+    assert bool(both) == (server == "crew"), "which is the end of the chains over two"
 
 
 @pytest.mark.system
