@@ -11,6 +11,7 @@ import typer
 
 from mcpagent.cli.options import ConfigOptions, HeldoutServer, Json, ReadOnly, SeedValue, Settings
 from mcpagent.cli.readers import YesReadOnly, with_readers
+from mcpagent.cli.results import part_blocks
 from mcpagent.console import Block, Console, Facts, Table, duration
 from mcpagent.core.records import JsonObject, Metric
 from mcpagent.errors import UserError
@@ -146,6 +147,7 @@ def quickstart(
 def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]:
     """Yield what the quickstart came to, and what to type next."""
     from mcpagent.evaluate.baseline import BASELINE_SHOTS
+    from mcpagent.evaluate.compare import Comparison
     from mcpagent.evaluate.summary import ABOUT_ANY_FORM
 
     sides = [name for name in (*BASELINE_SHOTS, "warm_start", "trained") if name in document]
@@ -156,6 +158,8 @@ def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]
     what = "GRPO" if has_grpo else "the warm start; there was no time for GRPO"
     title = f"{count} held-out tasks, before and after {what} (95% intervals)"
     yield Table(title, ("", *(name.replace("_", " ") for name in sides)), rows)
+    compared = {how: Comparison.model_validate(one) for how, one in document["comparison"].items()}
+    yield from part_blocks(compared, ("warm start", "trained"))
     if "gains" in document:
         yield ABOUT_ANY_FORM
         yield from _gain_lines(document["gains"])

@@ -98,10 +98,29 @@ def comparison_blocks(result: Comparison, a: str, b: str) -> Iterator[Block]:
         yield f"no verdict: {result.why_no_verdict}; evaluate again while the servers hold"
     else:
         yield f"{result.verdict}" + ("" if result.p_value is None else f" (p = {result.p_value:.3g})")
+    yield from part_blocks({"b - a": result}, ("a", "b"))
     yield (
         f"b wins {counted(result.wins, 'task')}, loses {result.losses}, ties {result.ties}; "
         f"{counted(result.unpaired, 'task')} in one of the two only"
     )
+
+
+def part_blocks(comparisons: Mapping[str, Comparison], sides: tuple[str, str]) -> Iterator[Block]:
+    """Yield success by part, and a line that says whether anything got worse from one side to the other in
+    one of the comparisons, by how they were sampled."""
+    from mcpagent.evaluate.report.numbers import change, rate
+    from mcpagent.evaluate.report.verdicts import nothing_worse
+
+    for how, comparison in comparisons.items():
+        rows = [
+            (one.name, rate(one.a), rate(one.b), change(one.difference), str(one.difference.n))
+            for one in comparison.parts[1:]
+        ]
+        if rows:
+            yield Table(f"Task success by part, {how}", ("", *sides, "points", "tasks"), rows)
+    holds, evidence = nothing_worse(comparisons)
+    said = {True: "nothing got worse", False: "something got worse", None: "what got worse is not known"}
+    yield f"{said[holds]} ({evidence})"
 
 
 def judge_blocks(check: JudgeCheck, *, min_kappa: float, path: Path | None) -> Iterator[Block]:

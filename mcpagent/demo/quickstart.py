@@ -31,6 +31,7 @@ from mcpagent.demo.pretrained import Pretrained
 from mcpagent.errors import RunError, UserError
 from mcpagent.evaluate.baseline import BASELINE_SHOTS, gains
 from mcpagent.evaluate.breakdown import break_down
+from mcpagent.evaluate.compare import compare
 from mcpagent.evaluate.report.page import write_report
 from mcpagent.evaluate.report.run_data import SAMPLED, read_evaluations
 from mcpagent.evaluate.summary import summarise
@@ -122,6 +123,10 @@ def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObje
         **({} if job.pretrained is None else {"model": job.pretrained.model}),
         **{name: {"metrics": metrics} for name, metrics in sides.items()},
         **({} if job.pretrained is None else {"gains": gained}),
+        "comparison": {
+            name: compare(measured[f"warm_start{end}"], measured[f"trained{end}"]).model_dump(mode="json")
+            for name, end in how.items()
+        },
         "tool_calls": _count_calls(job),
         "cpu_s": {name: round(value, 1) for name, value in job.progress.cpu_s.items()},
         **({} if job.progress.said_s is None else {"said_s": job.progress.said_s, "wall_s": wall_s}),

@@ -275,6 +275,11 @@ def _servers(task: Task) -> str:
     return " + ".join(sorted({step.server for step in task.truth.tool_sequence})) or "none"
 
 
+def _training(task: Task) -> str:
+    """Return whether the task says that it needs a server which training has not seen."""
+    return "unseen servers" if task.extra_info.get("unseen_servers") else "seen servers"
+
+
 def _step_count(task: Task) -> str:
     count = len(task.truth.tool_sequence)
     return str(count) if count < _MANY_STEPS else f"{_MANY_STEPS} or more"
@@ -292,11 +297,21 @@ def _distractors(task: Task) -> str:
 
 
 DIVISIONS: dict[str, Callable[[Task], str]] = {
+    "complexity": lambda task: task.truth.complexity,
     "class": _class,
     "server": _servers,
+    "training": _training,
     "steps": _step_count,
     "distractors": _distractors,
 }
+
+
+GUARDED = ("complexity", "class", "server", "training")  # of what they divide, no part is to get worse
+
+
+def guarded_parts(task: Task) -> dict[str, str]:
+    """Return the part that a task belongs to by each of GUARDED."""
+    return {name: sys.intern(DIVISIONS[name](task)) for name in GUARDED}
 
 
 def _times(seconds: Sequence[float]) -> Times:

@@ -92,6 +92,17 @@ def paired_difference(
     )
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values adjusted for their number, in the same order: with those below 0.05 called different,
+    the chance that any is called so wrongly is 0.05 at most (S. Holm, Scand. J. Statist. 6 (1979) 65)."""
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
 def unpaired_difference(a: Sequence[float], b: Sequence[float], *, seed: int) -> Metric:
     """Return the mean of `b` minus that of `a`, each side resampled on its own; an interval needs two values
     on both."""

@@ -13,7 +13,7 @@ from mcpagent.core.records import JsonObject, Metric, Record
 from mcpagent.core.tasks import Task
 from mcpagent.core.trajectory import Trajectory
 from mcpagent.evaluate.any_form import success_in_any_form
-from mcpagent.evaluate.breakdown import Breakdown
+from mcpagent.evaluate.breakdown import Breakdown, guarded_parts
 from mcpagent.evaluate.columns import Columns
 from mcpagent.evaluate.intervals import clustered_mean
 from mcpagent.storage.datasets import DiskList
@@ -24,12 +24,14 @@ COMPLEXITIES = ("simple", "moderate", "complex")
 
 
 class TaskOutcome(Record):
-    """The scored attempts at one task, in the order of `attempt`: what a paired comparison needs."""
+    """The scored attempts at one task, in the order of `attempt`: what a paired comparison needs. `parts` are
+    those that it belongs to, if the tasks were at hand (`breakdown.guarded_parts`)."""
 
     complexity: str
     success: tuple[float, ...]
     reward: tuple[float, ...]
     unscored: int = 0
+    parts: dict[str, str] = {}
 
     @property
     def attempts(self) -> tuple[float, ...]:
@@ -114,6 +116,7 @@ def summarise(
     places = {task.id: place for place, task in enumerate(posed)}
     columns = Columns((*_MEASURES, IN_ANY_FORM))
     complexities: dict[str, str] = {}  # by task
+    parts: dict[str, dict[str, str]] = {}
     stop_reasons: Counter[str] = Counter()
     for trajectory in trajectories:
         complexities.setdefault(trajectory.task_id, sys.intern(trajectory.complexity))
@@ -122,9 +125,12 @@ def summarise(
         counts = _MEASURES if trajectory.is_success is not None else ("task_success",)
         numbers = {name: of(trajectory) if name in counts else None for name, of in _MEASURES.items()}
         place = places.get(trajectory.task_id)
-        in_any_form = None if place is None else success_in_any_form(posed[place], trajectory)
+        in_any_form = None
+        if place is not None:
+            in_any_form = success_in_any_form(task := posed[place], trajectory)
+            parts[task.id] = parts.get(task.id) or guarded_parts(task)
         columns.add(trajectory.task_id, trajectory.attempt, {**numbers, IN_ANY_FORM: in_any_form})
-    outcomes = _outcomes(columns, complexities)
+    outcomes = _outcomes(columns, complexities, parts)
     in_any_form = {} if tasks is None else _metrics(columns, outcomes, seed, names=(IN_ANY_FORM,))
     ordered = [c for c in COMPLEXITIES if c in complexities.values()]
     ordered += sorted({*complexities.values()} - set(COMPLEXITIES))
@@ -144,7 +150,9 @@ def summarise(
     )
 
 
-def _outcomes(columns: Columns, complexities: Mapping[str, str]) -> dict[str, TaskOutcome]:
+def _outcomes(
+    columns: Columns, complexities: Mapping[str, str], parts: Mapping[str, dict[str, str]]
+) -> dict[str, TaskOutcome]:
     played, rewards = columns.by_task("task_success"), columns.by_task("mean_reward")
     return {
         task_id: TaskOutcome(
@@ -152,6 +160,7 @@ def _outcomes(columns: Columns, complexities: Mapping[str, str]) -> dict[str, Ta
             success=tuple(scored),
             reward=tuple(rewards[task_id]),
             unscored=len(played[task_id]) - len(scored),
+            parts=parts.get(task_id, {}),
         )
         for task_id, scored in columns.by_task("task_success_scored").items()
     }

@@ -10,6 +10,11 @@ import pytest
 
 from mcpagent.cli.quickstart import result_blocks
 from mcpagent.console import Facts, Table
+from mcpagent.evaluate.compare import compare
+from mcpagent.evaluate.summary import EvalSummary, summarise
+from tests.env.world import make_task
+from tests.evaluate.records import trajectory
+from tests.run.world import with_id
 
 METRICS = {
     name: {"value": 0.5, "ci_low": 0.4, "ci_high": 0.6, "n": 40}
@@ -18,6 +23,24 @@ METRICS = {
         *("tool_sequence_accuracy", "invalid_call_rate"),
     )
 }
+
+
+def compared(simple: int, pairs: int) -> dict[str, Any]:
+    """A comparison with a warm start that solves 38 of 40 single look-ups and 4 of 40 pairs."""
+    tasks = [
+        with_id(make_task(), f"{kind}{n}").model_copy(update={"extra_info": {"class": kind}})
+        for kind in ("simple", "pairs")
+        for n in range(40)
+    ]
+
+    def side(*right: int) -> EvalSummary:
+        solved = [n < of_kind for of_kind in right for n in range(40)]
+        played = [trajectory(t.id, success=float(right)) for t, right in zip(tasks, solved, strict=True)]
+        return summarise(played, tasks=tasks)
+
+    return compare(side(38, 4), side(simple, pairs)).model_dump(mode="json")
+
+
 DOCUMENT: dict[str, Any] = {
     "run_dir": "outputs/own",
     "warm_start": {"metrics": METRICS},
@@ -25,6 +48,7 @@ DOCUMENT: dict[str, Any] = {
     "tool_calls": {"trajectories": 3, "servers": None},
     "checkpoint": "outputs/own/checkpoints/step-000060",
     "report": "outputs/own/report.html",
+    "comparison": {"greedy": compared(38, 30), "sampled": compared(37, 30)},
 }
 
 
@@ -45,6 +69,17 @@ def test_a_loss_is_said_with_where_the_better_model_is() -> None:
     assert "19.0 points" in said and "outputs/own/warm_start" in said
     compare = "mcpagent eval compare outputs/own/eval/warm_start.json outputs/own/eval/trained.json"
     assert any(isinstance(block, str) and compare in block for block in blocks)
+
+
+def test_classes_before_and_after_are_shown_and_one_line_says_whether_one_got_worse() -> None:
+    blocks = [*result_blocks(DOCUMENT, None)]
+    assert any(isinstance(each, str) and "nothing got worse (greedy: none of 3" in each for each in blocks)
+    (table,) = (each for each in blocks if isinstance(each, Table) and "by part, greedy" in each.title)
+    (simple,) = (row for row in table.rows if row[0] == "class simple")
+    assert str(simple[1]).startswith("95.0% [") and simple[-1] == "40"
+    worse = {**DOCUMENT, "comparison": {"greedy": compared(38, 30), "sampled": compared(20, 36)}}
+    told = "something got worse (greedy: none of 3 parts fell; sampled: class simple −45"
+    assert any(isinstance(each, str) and told in each for each in result_blocks(worse, None))
 
 
 def test_a_trained_model_that_is_the_warm_start_is_called_so() -> None:

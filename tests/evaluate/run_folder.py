@@ -14,7 +14,9 @@ from mcpagent.evaluate.summary import summarise
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.tools.limits import BreakerState
 from mcpagent.tools.metrics import CallCounts, PoolMetrics, ServerMetrics
+from tests.env.world import make_task
 from tests.evaluate.records import call, result, trajectory, turn
+from tests.run.world import with_id
 
 LEVELS = ("simple", "moderate", "complex")
 
@@ -151,7 +153,11 @@ def tool_metrics() -> PoolMetrics:
 
 
 def write_evaluation(folder: Path, name: str, episodes: list[Trajectory], *, temperature: float) -> None:
-    document = summarise(episodes).with_provenance({"checkpoint": name, "temperature": temperature})
+    levels = {episode.task_id: episode.complexity for episode in episodes}
+    tasks = [with_id(make_task(complexity=level), task_id) for task_id, level in levels.items()]
+    document = summarise(episodes, tasks=tasks).with_provenance(
+        {"checkpoint": name, "temperature": temperature}
+    )
     path = folder / "eval" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(document.model_dump_json())

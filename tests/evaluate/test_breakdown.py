@@ -164,7 +164,7 @@ def test_tasks_are_divided_by_class_server_steps_and_distractors_and_unscored_on
         trajectory("c", turns=good),
     ]
     slices = break_down(tasks, episodes).slices
-    assert list(slices) == ["class", "server", "steps", "distractors"]
+    assert list(slices) == ["complexity", "class", "server", "training", "steps", "distractors"]
     whole = slices["class"]["single"]
     assert (whole.n_tasks, whole.n_episodes, whole.task_success.value) == (3, 3, pytest.approx(2 / 3))
     assert slices["steps"]["1"] == slices["server"]["polygon"] == whole

@@ -34,7 +34,8 @@ SHOWN_METRICS: dict[str, str] = {
 
 class SuccessRow(Record):
     """Task success of one part of the tasks: `all`, `scored only` (episodes that could not be scored are left
-    out), or a complexity. `difference` is paired by task; it and `p_value` are None without a common task."""
+    out), or a complexity, a class, a server or what training has seen, whose `p_value` is corrected for their
+    number. `difference` is paired by task; it and `p_value` are None without a common task."""
 
     evaluation: str  # greedy, sampled, or the name of an evaluation that stands alone
     temperature: float | None
@@ -164,19 +165,14 @@ def _rows_of_pair(name: str, before: EvalResult | None, after: EvalResult | None
             p_value=p_value,
         )
 
-    def of_level(evaluation: EvalResult | None, level: str) -> Metric | None:
-        part = None if evaluation is None else evaluation.by_complexity.get(level)
-        return None if part is None else part.task_success
-
     whole = compare_or_none(before, after)
     rows = [
         row("all", [e and e.metrics["task_success"] for e in sides], whole),
         row("scored only", [e and e.metrics["task_success_scored"] for e in sides], whole),
     ]
-    levels = dict.fromkeys(level for evaluation in shown for level in evaluation.by_complexity)
-    for level in levels if len(levels) > 1 else ():
-        comparison = compare_or_none(before, after, complexity=level)
-        rows.append(row(level, [of_level(e, level) for e in sides], comparison))
+    for part in whole.parts[1:] if whole is not None else ():
+        told = {"difference": part.difference, "p_value": part.adjusted_p}
+        rows.append(row(part.name, [part.a, part.b], None).model_copy(update=told))
     return rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -12,8 +12,8 @@ from mcpagent.errors import UserError
 from mcpagent.evaluate.baseline import better_baseline, gain
 from mcpagent.evaluate.compare import Comparison, compare
 from mcpagent.evaluate.intervals import unpaired_difference
-from mcpagent.evaluate.report.numbers import change, number, percent, rate
-from mcpagent.evaluate.report.run_data import AFTER, BEFORE, RunView
+from mcpagent.evaluate.report.numbers import change, number, p_value, percent, rate
+from mcpagent.evaluate.report.run_data import AFTER, BEFORE, SAMPLED, RunView
 from mcpagent.evaluate.summary import EvalResult
 
 COMPLETION = 0.5  # share of tasks
@@ -53,6 +53,13 @@ def judge(run: RunView) -> list[Verdict]:
             "Better than before training",
             _improvement,
             f"{how} success after minus before, paired by task: the whole 95% interval lies above zero.",
+        ),
+        (
+            "Nothing got worse",
+            _nothing_worse,
+            "Success after minus before, paired by task, of all tasks and of each complexity, class, server, "
+            "and servers that training has seen and has not: none is below zero with p < 0.05, corrected for "
+            "their number (Holm); greedy and sampled.",
         ),
         (
             "Reward rising",
@@ -125,6 +132,37 @@ def _gain(run: RunView) -> Finding:
         return None, _no_evaluation(run, "of the trained model")
     holds, evidence = _of_comparison(gained[1])
     return holds, f"over {gained[0].replace('_', ' ')}: {evidence}"
+
+
+def _nothing_worse(run: RunView) -> Finding:
+    pairs = {
+        how: compare_or_none(run.evaluations.get(BEFORE + suffix), run.evaluations.get(AFTER + suffix))
+        for how, suffix in (("greedy", ""), ("sampled", SAMPLED))
+    }
+    told = {how: comparison for how, comparison in pairs.items() if comparison is not None}
+    return nothing_worse(told) if told else (None, _no_evaluation(run, "before and after on the same tasks"))
+
+
+def nothing_worse(comparisons: Mapping[str, Comparison]) -> Finding:
+    """Return whether b is worse in no guarded part in any of the comparisons, by how they were sampled."""
+    findings: list[Finding] = []
+    for how, one in comparisons.items():
+        tested = [part for part in one.parts if part.adjusted_p is not None]
+        fallen = [
+            f"{part.name} {change(part.difference, ' points')}, p {p_value(part.adjusted_p)}"
+            for part in tested
+            if part.has_fallen
+        ]
+        if one.why_no_verdict is not None:
+            finding = None, f"a before, b after: {one.why_no_verdict}"
+        elif not one.parts:
+            finding = None, "the evaluations do not say the classes of their tasks: evaluate again"
+        else:
+            finding = not fallen, "; ".join(fallen) or f"none of {len(tested)} parts fell"
+        findings.append((finding[0], f"{how}: {finding[1]}"))
+    outcomes = [outcome for outcome, _ in findings]
+    holds = False if False in outcomes else None if None in outcomes else True
+    return holds, "; ".join(text for _, text in findings)
 
 
 def _of_comparison(comparison: Comparison) -> Finding:
@@ -220,14 +258,12 @@ def _over_mcp(run: RunView) -> Finding:
     return stamped == results, evidence
 
 
-def compare_or_none(
-    before: EvalResult | None, after: EvalResult | None, *, complexity: str | None = None
-) -> Comparison | None:
+def compare_or_none(before: EvalResult | None, after: EvalResult | None) -> Comparison | None:
     """Return `compare`, or None if one is missing or the two share no task."""
     if before is None or after is None:
         return None
     try:
-        return compare(before, after, complexity=complexity)
+        return compare(before, after)
     except UserError:
         return None
 

@@ -8,7 +8,7 @@ import pytest
 from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.page import write_page
 from mcpagent.evaluate.report.run_data import read_run
-from tests.evaluate.run_folder import step_row, write_run
+from tests.evaluate.run_folder import LEVELS, step_row, write_run
 from tests.running import mcpagent
 
 
@@ -22,12 +22,13 @@ def test_the_json_has_every_figure_of_the_page(tmp_path: Path) -> None:
     assert greedy.before and greedy.after and greedy.difference
     assert (greedy.before.value, greedy.after.value) == (pytest.approx(1 / 3), pytest.approx(42 / 48))
     assert greedy.difference.value == pytest.approx(42 / 48 - 1 / 3) and greedy.p_value is not None
-    assert {r.part for r in document.success} == {"all", "scored only", "simple", "moderate", "complex"}
+    levels = {f"complexity {level}" for level in LEVELS}
+    assert {r.part for r in document.success} == {"all", "scored only"} | levels
     assert document.steps == tuple(range(1, 31))
     kl = next(chart for chart in document.charts if chart.id == "kl")
     assert kl.curves[0].values == tuple(step_row(i)["kl"] for i in range(1, 31))
     assert document.cost.episodes == 30 * 96 and document.cost.tokens == 30 * 21_000
-    assert {v.outcome for v in document.verdicts} == {"pass"} and len(document.verdicts) == 7
+    assert {v.outcome for v in document.verdicts} == {"pass"} and len(document.verdicts) == 8
     assert document.tools is not None and document.tools.servers[0].tools[0].calls == 1200
     assert [c.name for c in document.controls] == ["random rewards", "more demonstrations"]
     assert document.config["seed"] == 3 and document.manifest["command"] == "mcpagent quickstart --seed 3"

@@ -83,7 +83,7 @@ def test_the_verdicts_and_the_numbers_are_on_the_page(page: _Page) -> None:
     # 48 tasks: a third succeed before; afterwards all but those with index % 8 == 5, which are 6.
     for text in ("33.3% →", "87.5%", "+54.2 points", "random rewards", "Verdicts", "KL bounded"):
         assert text in page.text, text
-    assert page.text.count("✓ pass") == 7
+    assert page.text.count("✓ pass") == 8
     assert "Sampled, temperature 1" in page.text
     assert "quickstart --seed 3" in page.text and "9f2c1e" in page.text
 
@@ -160,7 +160,7 @@ def test_plotly_is_packed_once_and_whole(tmp_path: Path) -> None:
 def test_a_run_with_nothing_but_steps_still_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward_mean": 0.1, "kl": null}\n')
     page = _Page(write_report(tmp_path).read_text())
-    assert page.text.count("– not measured") == 7 and "None" not in page.text
+    assert page.text.count("– not measured") == 8 and "None" not in page.text
     assert "Trajectories" not in page.text and "Controls" not in page.text
 
 

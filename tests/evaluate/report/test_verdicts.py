@@ -7,12 +7,15 @@ import pytest
 from mcpagent.core.records import JsonObject
 from mcpagent.core.trajectory import StopReason, Trajectory
 from mcpagent.evaluate.baseline import gains
+from mcpagent.evaluate.report.document import document_of
 from mcpagent.evaluate.report.episodes import NonceCount
 from mcpagent.evaluate.report.run_data import RunView
 from mcpagent.evaluate.report.verdicts import Verdict, judge
 from mcpagent.evaluate.summary import EvalResult, summarise
+from tests.env.world import make_task
 from tests.evaluate.records import call, result, trajectory, turn
 from tests.evaluate.run_folder import lost_call
+from tests.run.world import with_id
 
 
 def _run(rows: list[JsonObject], **parts: object) -> RunView:
@@ -55,6 +58,46 @@ def test_improvement_is_judged_on_the_paired_difference() -> None:
     assert "80 tasks won, 0 lost, 120 unchanged" in verdict.evidence
     same = {"warm_start": _evaluation(40, 200), "trained": _evaluation(40, 200)}
     assert _verdict(_run([{}], evaluations=same), "Better than before training").outcome == "fail"
+
+
+@pytest.mark.parametrize(
+    ("simple_after", "sampled_after", "outcome", "evidence"),
+    [
+        (98, 97, "pass", "greedy: none of 3 parts fell; sampled: none of 3"),
+        (74, 97, "fail", "greedy: class simple −24.0 points [−33.0, −16.0], p < 0.001; sampled: none"),
+        (98, 74, "fail", "sampled: class simple −24.0 points"),
+    ],
+)
+def test_a_class_that_got_worse_fails_a_run_that_got_better(
+    simple_after: int, sampled_after: int, outcome: str, evidence: str
+) -> None:
+    def side(simple: int, pairs: int) -> EvalResult:
+        tasks = [
+            with_id(make_task(), f"{kind}{i:03}").model_copy(update={"extra_info": {"class": kind}})
+            for kind in ("simple", "pairs")
+            for i in range(100)
+        ]
+        right = {"simple": simple, "pairs": pairs}
+        episodes = [
+            trajectory(task.id, success=float(i % 100 >= 100 - right[task.extra_info["class"]]))
+            for i, task in enumerate(tasks)
+        ]
+        return summarise(episodes, tasks=tasks).with_provenance({})
+
+    sides = {"warm_start": side(98, 10), "trained": side(simple_after, 90)}
+    sides |= {"warm_start_sampled": side(98, 10), "trained_sampled": side(sampled_after, 90)}
+    run = _run([{}], evaluations=sides)
+    verdict = _verdict(run, "Nothing got worse")
+    assert verdict.outcome == outcome and evidence in verdict.evidence
+    assert _verdict(run, "Better than before training").outcome == "pass"
+    rows = {row.part: row for row in document_of(run).success if row.evaluation == "greedy"}
+    assert rows["class simple"].after is not None and rows["class simple"].after.n == 100
+
+
+def test_whether_something_got_worse_is_open_if_the_classes_are_not_known() -> None:
+    sides = {"warm_start": _evaluation(40, 200), "trained": _evaluation(120, 200)}
+    verdict = _verdict(_run([{}], evaluations=sides), "Nothing got worse")
+    assert verdict.outcome == "not measured" and "evaluate again" in verdict.evidence
 
 
 def test_a_gain_is_told_against_the_better_of_the_model_with_none_and_with_two_shots() -> None:
