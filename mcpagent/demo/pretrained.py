@@ -98,9 +98,9 @@ class Pretrained:
             load_train_config([], [*shared, name, *_RECIPE, *recipe, *self.settings]).config
             for recipe in ([*_WARM_START, *fitted.get("warm_start", ())], [*_GRPO, *fitted.get("grpo", ())])
         )
-        if warm.data.max_tasks is None:  # no more are demonstrated than are trained on
+        if warm.sft.max_tasks is None:  # no more are demonstrated than are trained on
             few = warm.training.batch_size * (warm.training.max_steps or 1)
-            warm = warm.with_settings(data={"max_tasks": few})
+            warm = warm.with_settings(sft={"max_tasks": few})
         if not self.has_set("rollout.num_envs"):
             grpo = grpo.with_settings(rollout={"num_envs": width_of(grpo).at_once})
         return warm, grpo

@@ -35,7 +35,7 @@ from mcpagent.train.health import StepReport
 from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.load import Loaded, as_loaded, load_start
-from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState, Observers, TaskOrder
+from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState, Observers
 from mcpagent.train.sampler import build_canary, open_sampler, why_corrected
 from mcpagent.train.settings import grpo_settings, is_deterministic, sft_settings
 from mcpagent.train.sft import (
@@ -48,6 +48,7 @@ from mcpagent.train.sft import (
     train_sft,
     writable,
 )
+from mcpagent.train.task_order import TaskOrder, in_proportion, kind_of
 
 
 def run_grpo(inputs: RunInputs) -> TrainOutcome:
@@ -65,7 +66,8 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
     if inputs.ledger is not None and processes.is_first:
         # The calls of steps that are rolled back are counted again when those steps are.
         roll_back(inputs.ledger, state.ledger_bytes)
-    order = TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed)
+    kinds = map(kind_of, tasks)
+    order = TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed, kinds=kinds)
     health, judge = health_callback(config, run, watch), inputs.judge
     with (
         _open_grpo_actor(inputs, loaded, learner, run, version=state.step) as actor,
@@ -217,7 +219,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
     loaded = None
     if not is_built(config.model.name):
         loaded = load_start(config, inputs.folder, processes=inputs.processes, on_note=watch.note)
-    tasks, processes = inputs.tasks, inputs.processes
+    tasks, processes = in_proportion(inputs.tasks, config.sft.max_tasks, seed=config.seed), inputs.processes
     by_id = ById(tasks)
     share, played = processes.share(tasks), count(1)
     planned = len(share) * config.sft.demonstrations_per_task
@@ -249,7 +251,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
         loaded = as_loaded(model, tokenizer, config=config)
     demonstrations, left_out = _writable(demonstrations, by_id, inputs, loaded)
     of_tools |= {"demonstrations_left_out": left_out} if left_out else {}
-    total = config.total_steps(n_tasks=len(tasks))
+    total = config.total_steps(n_tasks=len(inputs.tasks))
     learner, run, saved = _begin(inputs, loaded, total_steps=total, updates=total)
     state = SftState.from_json(saved) if saved else SftState()
     judge = inputs.judge
@@ -290,6 +292,7 @@ def run_sft(inputs: RunInputs) -> TrainOutcome:
         reason = train_sft(
             learner,
             samples,
+            kinds=(kind_of(by_id[each.task_id]) for each in demonstrations),
             renderer=loaded.renderer,
             run=run,
             settings=sft_settings(

@@ -32,7 +32,7 @@ from mcpagent.train.budget import Meter, Spent, resident_mib
 from mcpagent.train.health import HealthMonitor, StepReport, calls_not_learned
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.objective.value import turn_starts
-from mcpagent.train.run_state import TaskOrder
+from mcpagent.train.task_order import TaskOrder
 
 
 class MakeSamples(Protocol):
@@ -145,6 +145,7 @@ def train_sft(
     learner: Learner,
     demonstrations: Sequence[TrainSample],
     *,
+    kinds: Iterable[str] = (),
     renderer: Renderer,
     run: RunFolder,
     settings: SftSettings,
@@ -155,14 +156,16 @@ def train_sft(
     health: HealthMonitor | None = None,
 ) -> str:
     """Minimise the mean negative log-likelihood of the demonstrations' own tokens, a batch a step; returns
-    what ended the run. `of_tools` is what making the demonstrations came to: it joins the first record.
-    `health` ends a run that unlearns calls, and `note` is told of one that never learns them.
+    what ended the run. Batches hold the `kinds` of the demonstrations in proportion. `of_tools` is what
+    making the demonstrations came to: it joins the first record. `health` ends a run that unlearns calls, and
+    `note` is told of one that never learns them.
 
     Everything a step uses is a function of its number, so a resumed run continues exactly. Ctrl-C finishes
     the step, leaves a checkpoint and is raised again.
     """
     meter, processes = Meter(settings.budget, state.spent), learner.processes
-    order = TaskOrder(len(demonstrations), batch_size=settings.batch_size, seed=settings.seed)
+    batch_size, seed = settings.batch_size, settings.seed
+    order = TaskOrder(len(demonstrations), batch_size=batch_size, seed=seed, kinds=kinds)
     opening, records, said = opening_ids(renderer), run.metrics(), False
 
     def save_if_missing() -> None:

@@ -80,7 +80,7 @@ def index(folder: Path, records: int) -> int:
 
 def epoch(folder: Path, records: int) -> int:
     """Every task once in the order of training, from a file that was opened before."""
-    from mcpagent.train.run_state import TaskOrder  # and with it torch, which the other steps do without
+    from mcpagent.train.task_order import TaskOrder  # and with it torch, which the other steps do without
 
     with TaskFile(_tasks(folder)) as tasks:
         order = TaskOrder(len(tasks), batch_size=_BATCH, seed=0)

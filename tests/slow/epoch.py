@@ -29,7 +29,7 @@ from mcpagent.run.episodes import open_episodes
 from mcpagent.servers.names import DATA_SERVERS
 from mcpagent.storage.trajectories import write_trajectories
 from mcpagent.train.budget import resident_mib
-from mcpagent.train.run_state import TaskOrder
+from mcpagent.train.task_order import TaskOrder
 from tests.slow.data_steps import make
 
 GROWTH_MIB = 50.0  # at most, after the first WARM tasks

@@ -25,7 +25,8 @@ from mcpagent.train.grpo import train_grpo
 from mcpagent.train.health import HealthMonitor, StepReport
 from mcpagent.train.objective.advantages import CreditSettings
 from mcpagent.train.objective.grading import GradeSettings, Overlong
-from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState, Observers, TaskOrder
+from mcpagent.train.run_state import GrpoRun, GrpoSettings, GrpoState, Observers
+from mcpagent.train.task_order import TaskOrder
 from mcpagent.train.update import UpdateSettings
 from tests.train.world import VOCABULARY, frozen_as, make_learner, tiny_model, trajectory
 

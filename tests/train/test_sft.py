@@ -55,6 +55,7 @@ def run_sft(
     of_tools: JsonObject | None = None,
     demonstrations: Sequence[TrainSample] = (),
     notes: list[str] | None = None,
+    kinds: Sequence[str] = (),
     **settings: Any,
 ) -> list[JsonObject]:
     records: list[JsonObject] = []
@@ -62,6 +63,7 @@ def run_sft(
     train_sft(
         make_learner(model, learning_rate=learning_rate),
         demonstrations or some_samples(6),
+        kinds=kinds,
         renderer=renderer,
         run=RunFolder.create(folder, config_yaml="", manifest={}),
         settings=SftSettings(**{**defaults, **settings}),
@@ -72,6 +74,27 @@ def run_sft(
         health=HealthMonitor({"calls_fall": 0.1}, note=(notes if notes is not None else []).append),
     )
     return records
+
+
+class Drawn(list[TrainSample]):
+    """Samples that remember which of them were asked for, by place."""
+
+    def __init__(self, samples: Sequence[TrainSample]) -> None:
+        super().__init__(samples)
+        self.places: list[int] = []
+
+    def __getitem__(self, place: Any) -> Any:
+        self.places.append(place)
+        return super().__getitem__(place)
+
+
+def test_every_step_trains_on_each_kind_in_its_share(tmp_path: Path, renderer: Renderer) -> None:
+    drawn = Drawn(some_samples(16))
+    kinds = ["refusal"] * 4 + ["single"] * 12
+    run_sft(tmp_path / "run", renderer, tiny_model(), demonstrations=drawn, batch_size=4, kinds=kinds)
+    steps = [drawn.places[first : first + 4] for first in range(0, 16, 4)]
+    assert sorted(drawn.places) == list(range(16))
+    assert [sum(place < 4 for place in step) for step in steps] == [1, 1, 1, 1]
 
 
 def sampled_runs(sample: TrainSample) -> list[str]:
