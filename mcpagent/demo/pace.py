@@ -147,11 +147,8 @@ def _measured(job: QuickstartJob, *, on_part: Callable[[str, int, int], None]) -
     copying = int(job.warm.sft.curriculum is not None)
     warm = job.warm.with_settings(
         training={"max_steps": 1 + copying},
-        sft={
-            "max_tasks": job.warm.training.batch_size,
-            "curriculum_steps": copying,
-            "curriculum_mix": 0,
-        },
+        data={"max_tasks": job.warm.training.batch_size},
+        sft={"curriculum_steps": copying, "curriculum_mix": 0},
     )
     supervised = _timed(warm, place / "warm_start", on_part)
     grpo = job.grpo.with_settings(

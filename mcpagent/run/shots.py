@@ -37,8 +37,12 @@ def play_shots(
     as there are such, and with an answer, whose form they show; the same for the same seed. Raises
     UserError."""
     path = _training_file(config, tasks.path, where=f"--shots {count}")
+    asked = {task.id for task in tasks}  # some may be in both files
     training = DiskList(
-        task for task in read_tasks(path) if task.truth.tool_sequence and not task.truth.user_turns
+        task
+        for task in read_tasks(path)
+        if task.truth.tool_sequence and not task.truth.user_turns and task.id not in asked
+        if task.extra_info.get("split") != "heldout"
     )
     order = list(range(len(training)))
     random.Random(derive_seed(config.seed, "shots")).shuffle(order)

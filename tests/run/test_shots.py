@@ -19,7 +19,7 @@ from mcpagent.run.evaluate import compare_files, evaluate_model
 from mcpagent.storage.datasets import read_tasks
 from mcpagent.storage.trajectories import read_trajectories
 from tests.llm.service import API_KEY, Received, says, service
-from tests.run.world import SAMPLES, SHORT, TRAIN, config, dataset
+from tests.run.world import SAMPLES, SHORT, TRAIN, config, dataset, with_id
 
 HELDOUT = SAMPLES / "heldout.jsonl"
 
@@ -68,9 +68,9 @@ def test_an_api_is_sent_whole_demonstrations_that_are_the_same_for_every_task(tm
 
 @pytest.mark.usefixtures("_key")
 def test_an_answer_that_only_a_shot_has_seen_is_not_earned(tmp_path: Path) -> None:
-    """The task is the one that was shown: its values stand in the context, and no call of its episode."""
+    """The question is the one that was shown: its values stand in the context, and no call of its episode."""
     shutil.copy(TRAIN, tmp_path / "train.jsonl")
-    shutil.copy(TRAIN, tmp_path / "again.jsonl")
+    dataset(tmp_path / "again.jsonl", [with_id(task, f"again-{task.id}") for task in read_tasks(TRAIN)])
 
     def script(received: Received) -> Any:
         *_, last = (m["content"] for m in received.body["messages"] if m["role"] == "assistant")
@@ -86,7 +86,8 @@ def test_an_answer_that_only_a_shot_has_seen_is_not_earned(tmp_path: Path) -> No
         )
     [shown] = outcome.result.provenance["shots"]["tasks"]
     episodes = {t.task_id: t for t in read_trajectories(tmp_path / "out.jsonl.zst")}
-    assert (episodes[shown].term("answer"), episodes[shown].is_success) == (1.0, False)
+    again = episodes[f"again-{shown}"]
+    assert (again.term("answer"), again.is_success) == (1.0, False)
 
 
 def chosen(seed: int, count: int, *, data: Path = HELDOUT) -> list[str]:
@@ -116,6 +117,15 @@ def test_tasks_that_ask_for_an_answer_come_before_those_that_show_none(tmp_path:
     dataset(tmp_path / "train.jsonl", [*silent, last])
     data = Path(shutil.copy(HELDOUT, tmp_path / "heldout.jsonl"))
     assert [chosen(seed, 2, data=data)[0] for seed in range(3)] == [last.id] * 3
+
+
+@pytest.mark.usefixtures("_key")
+def test_no_task_that_is_evaluated_or_held_out_is_a_shot(tmp_path: Path) -> None:
+    tasks = [task for task in read_tasks(TRAIN) if task.truth.tool_sequence]
+    held = [t.model_copy(update={"extra_info": {**t.extra_info, "split": "heldout"}}) for t in tasks[1:-2]]
+    dataset(tmp_path / "train.jsonl", [tasks[0], *held, *tasks[-2:]])
+    data = dataset(tmp_path / "others.jsonl", tasks[:1])
+    assert {*chosen(1, 2, data=data)} == {task.id for task in tasks[-2:]}
 
 
 def _without_answer(task: Task) -> Any:
