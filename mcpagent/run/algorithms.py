@@ -48,7 +48,7 @@ from mcpagent.train.sft import (
     train_sft,
     writable,
 )
-from mcpagent.train.task_order import TaskOrder, in_proportion, kind_of
+from mcpagent.train.task_order import in_proportion, kind_of, order_of
 
 
 def run_grpo(inputs: RunInputs) -> TrainOutcome:
@@ -66,8 +66,7 @@ def run_grpo(inputs: RunInputs) -> TrainOutcome:
     if inputs.ledger is not None and processes.is_first:
         # The calls of steps that are rolled back are counted again when those steps are.
         roll_back(inputs.ledger, state.ledger_bytes)
-    kinds = map(kind_of, tasks)
-    order = TaskOrder(len(tasks), batch_size=config.training.batch_size, seed=config.seed, kinds=kinds)
+    order = order_of(tasks, batch_size=config.training.batch_size, seed=config.seed)
     health, judge = health_callback(config, run, watch), inputs.judge
     with (
         _open_grpo_actor(inputs, loaded, learner, run, version=state.step) as actor,

@@ -18,10 +18,10 @@ from mcpagent.train.learner.build import build_learner
 from mcpagent.train.learner.learner import Learner
 from mcpagent.train.load import load
 from mcpagent.train.objective.grading import GradeSettings
-from mcpagent.train.run_state import TaskOrder
 from mcpagent.train.sampler import open_sampler
 from mcpagent.train.settings import grade_settings, update_settings
 from mcpagent.train.start import settle_start
+from mcpagent.train.task_order import TaskOrder, order_of
 from mcpagent.train.update import UpdateSettings
 from mcpagent.train.weight_sync import RolloutEngine
 
@@ -61,7 +61,7 @@ def open_parts(config: TrainConfig, folder: Path) -> Iterator[LoopParts]:
         ) as sampler:
             yield LoopParts(
                 tasks=tasks,
-                order=TaskOrder(len(tasks), batch_size=training.batch_size, seed=config.seed),
+                order=order_of(tasks, batch_size=training.batch_size, seed=config.seed),
                 tools=tools,
                 learner=learner,
                 sampler=sampler,

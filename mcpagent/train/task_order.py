@@ -71,6 +71,11 @@ class TaskOrder:
         return array("Q", (order[place] for place in sorted(range(self._n), key=places.__getitem__)))
 
 
+def order_of(tasks: Sequence[Task], *, batch_size: int, seed: int) -> TaskOrder:
+    """Return the order of tasks in which each kind of them has its share."""
+    return TaskOrder(len(tasks), batch_size=batch_size, seed=seed, kinds=map(kind_of, tasks))
+
+
 def kind_of(task: Task) -> str:
     """Return what is kept in proportion: the class of a task, with its servers."""
     return f"{DIVISIONS['class'](task)} of {DIVISIONS['server'](task)}"
@@ -80,5 +85,4 @@ def in_proportion(tasks: Sequence[Task], count: int | None, *, seed: int) -> Seq
     """Return `count` of the tasks (None: all), every kind in its share, in the order that they have."""
     if count is None or count >= len(tasks):
         return tasks
-    order = TaskOrder(len(tasks), batch_size=count, seed=seed, kinds=map(kind_of, tasks))
-    return [tasks[place] for place in sorted(order.batch(1))]
+    return [tasks[place] for place in sorted(order_of(tasks, batch_size=count, seed=seed).batch(1))]
