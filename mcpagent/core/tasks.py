@@ -236,6 +236,16 @@ class Task(OpenRecord):
         return self.truth.task_id
 
     @property
+    def kind(self) -> str:
+        """Return the class of the task if it says one, else its template, else its source."""
+        return str(self.extra_info.get("class") or self.extra_info.get("template") or self.data_source)
+
+    @property
+    def servers_called(self) -> str:
+        """Return the servers that the gold plan calls."""
+        return " + ".join(sorted({step.server for step in self.truth.tool_sequence})) or "none"
+
+    @property
     def is_generated(self) -> bool:
         """True if `mcpagent gen-data` made the task."""
         return self.extra_info.get("generator") in ("rules", "explore", "llm")

@@ -267,14 +267,6 @@ MEASURES: dict[str, Callable[[_Played], float | None]] = {
 COUNTS = frozenset({"mean_prompt_tokens", "mean_completion_tokens"})  # the others are rates
 
 
-def _class(task: Task) -> str:
-    return str(task.extra_info.get("class") or task.extra_info.get("template") or task.data_source)
-
-
-def _servers(task: Task) -> str:
-    return " + ".join(sorted({step.server for step in task.truth.tool_sequence})) or "none"
-
-
 def _training(task: Task) -> str:
     """Return whether the task says that it needs a server which training has not seen."""
     return "unseen servers" if task.extra_info.get("unseen_servers") else "seen servers"
@@ -298,8 +290,8 @@ def _distractors(task: Task) -> str:
 
 DIVISIONS: dict[str, Callable[[Task], str]] = {
     "complexity": lambda task: task.truth.complexity,
-    "class": _class,
-    "server": _servers,
+    "class": lambda task: task.kind,
+    "server": lambda task: task.servers_called,
     "training": _training,
     "steps": _step_count,
     "distractors": _distractors,

@@ -12,7 +12,6 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
 from mcpagent.env.offer import first_schemas
 from mcpagent.errors import UserError
-from mcpagent.evaluate.breakdown import DIVISIONS
 from mcpagent.policy.contract import Sampling
 from mcpagent.policy.scripted import GoldPolicy
 from mcpagent.rollout.collector import AgentSettings, attempts, collect
@@ -131,7 +130,7 @@ def _diverse(tasks: Iterable[Task]) -> Iterator[Task]:
     others: list[Task] = []
     for task in tasks:
         called = frozenset(f"{step.server}.{step.tool}" for step in task.truth.tool_sequence)
-        kind = DIVISIONS["class"](task)
+        kind = task.kind
         if called in tools or kind in classes:
             others.append(task)
             continue

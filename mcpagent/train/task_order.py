@@ -10,7 +10,6 @@ from itertools import islice
 
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tasks import Task
-from mcpagent.evaluate.breakdown import DIVISIONS
 
 
 class TaskOrder:
@@ -78,7 +77,7 @@ def order_of(tasks: Sequence[Task], *, batch_size: int, seed: int) -> TaskOrder:
 
 def kind_of(task: Task) -> str:
     """Return what is kept in proportion: the class of a task, with its servers."""
-    return f"{DIVISIONS['class'](task)} of {DIVISIONS['server'](task)}"
+    return f"{task.kind} of {task.servers_called}"
 
 
 def in_proportion(tasks: Sequence[Task], count: int | None, *, seed: int) -> Sequence[Task]:
