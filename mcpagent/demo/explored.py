@@ -76,11 +76,6 @@ class ExploredServers:
     heldout_servers: Sequence[str] = ()
 
     @property
-    def named(self) -> str:
-        """Return what was given for `--servers`, with the servers that are held out."""
-        return named_servers(str(self.tools.servers), self.heldout_servers)
-
-    @property
     def with_a_model(self) -> str:
         """Return the command that trains a pretrained model on these servers."""
         given = [f"{name}={value}" for name, values in self.seed_values.items() for value in values]

@@ -16,7 +16,7 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject
 from mcpagent.demo import pretrained as of_pretrained
-from mcpagent.demo.explored import ExploredServers
+from mcpagent.demo.explored import ExploredServers, named_servers
 from mcpagent.demo.pretrained import Pretrained
 from mcpagent.errors import UserError
 from mcpagent.storage.atomic import write_text
@@ -74,7 +74,7 @@ class Progress:
 
     path: Path
     seed: int
-    servers: str | None = None  # `ExploredServers.named`; None: the built-in servers
+    servers: str | None = None  # `named_servers`; None: the built-in servers
     model: str | None = None  # None: the embedded one
     pace: JsonObject | None = None
     fitted: dict[str, list[str]] | None = None
@@ -216,7 +216,7 @@ def open_job(
     """Return a new quickstart in the folder `out`, or the one that is there: on the built-in servers, or on
     those that are to be `explored`; with the embedded model, or a `pretrained` one. Raises UserError if `out`
     holds something else or was begun otherwise, or the tools have changed since."""
-    servers = None if explored is None else explored.named
+    servers = explored and named_servers(str(explored.tools.servers), explored.heldout_servers)
     model = None if pretrained is None else pretrained.model
     progress = check_folder(out, seed=seed, servers=servers, model=model)
     warm, grpo = _configs(out, seed, explored, pretrained, progress.fitted)

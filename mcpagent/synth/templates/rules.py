@@ -138,8 +138,11 @@ async def generate_dataset(
     cache = CallCache(pool)
     counts = counts_of_sources(counts, heldout_servers)
     offer = ToolSelection(catalog=pool.tools, distractors=distractors, unseen_servers=tuple(heldout_servers))
-    seen = templates.for_servers({tool.server for tool in offer.seen.catalog.values()})
-    unseen = replace(templates, templates=tuple(t for t in templates.templates if t not in seen.templates))
+    seen = unseen = templates
+    if heldout_servers:
+        seen = templates.for_servers({tool.server for tool in offer.seen.catalog.values()})
+        rest = (template for template in templates.templates if template not in seen.templates)
+        unseen = replace(templates, templates=tuple(rest))
     if heldout_servers and not (seen.templates and any(template.plan for template in unseen.templates)):
         held = ", ".join(heldout_servers)
         raise UserError(
