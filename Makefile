@@ -174,8 +174,8 @@ bench: $(INSTALLED)  ## Measure an update, a rollout and a tool call, each again
 	$(BIN)/python -m benchmarks.rollout w3
 	$(BIN)/python -m benchmarks.tools
 
-docs: $(INSTALLED)  ## Write docs/cli.md anew from the --help of every command.
-	$(BIN)/python docs/generate_cli.py
+docs: $(INSTALLED)  ## Write docs/cli.md and docs/settings.md anew.
+	$(BIN)/python docs/generate.py
 
 clean:  ## Remove what the targets made, but not outputs/ and data/.
 	rm -rf $(VENV) $(VLLM) $(TRL) $(SKYRL) $(BFCL) $(INSPECT) $(VERIFIERS) .coverage .pytest_cache .ruff_cache .hypothesis build dist

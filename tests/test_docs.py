@@ -144,7 +144,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 
 def test_the_command_reference_is_current() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "generate_cli.py"), "--check"],
+        [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"],
         cwd=ROOT,
         capture_output=True,
         text=True,
