@@ -14,6 +14,7 @@ SKYRL := .venv-skyrl
 BFCL := .venv-bfcl
 INSPECT := .venv-inspect
 VERIFIERS := .venv-verifiers
+DOCS := .venv-docs
 # The first Python that is new enough; choose another one with `make PYTHON=python3.12`.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
@@ -174,9 +175,23 @@ bench: $(INSTALLED)  ## Measure an update, a rollout and a tool call, each again
 	$(BIN)/python -m benchmarks.rollout w3
 	$(BIN)/python -m benchmarks.tools
 
-docs: $(INSTALLED)  ## Write docs/cli.md and docs/settings.md anew.
+# The site has an environment of its own: what it is built with is no part of the package.
+docs: $(INSTALLED)  ## Write the generated pages anew, and build the docs site strictly, in build/site.
 	$(BIN)/python docs/generate.py
+	@if ! $(MAKE) --no-print-directory $(DOCS)/.installed; then \
+		if $(PYTHON) -m pip download --quiet --no-deps --dest "$$(mktemp -d)" -r constraints/docs.txt >/dev/null 2>&1; then exit 1; fi; \
+		echo "skipped: the package index cannot be reached"; \
+	else \
+		$(DOCS)/bin/python docs/build_site.py; \
+	fi
+
+$(DOCS)/.installed: pyproject.toml constraints/docs.txt
+	@$(DOCS)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(DOCS)
+	@echo "installing into $(DOCS)"
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --progress-bar off 'pip>=25.1'
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --progress-bar off -c constraints/docs.txt --group docs
+	@touch $@
 
 clean:  ## Remove what the targets made, but not outputs/ and data/.
-	rm -rf $(VENV) $(VLLM) $(TRL) $(SKYRL) $(BFCL) $(INSPECT) $(VERIFIERS) .coverage .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) $(TRL) $(SKYRL) $(BFCL) $(INSPECT) $(VERIFIERS) $(DOCS) .coverage .pytest_cache .ruff_cache .hypothesis .cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
