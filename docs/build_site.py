@@ -25,6 +25,8 @@ PLACES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "reporting.md",
+    "AGENTS.md": "agents.md",
+    "skills/mcpagent/SKILL.md": "skill.md",
 }
 _LINK = re.compile(r'(\]\(|(?:src|srcset|href)=")(?!https?:|mailto:|#)([^)#"\s]+)')
 _IMAGES = {".svg", ".png", ".jpg", ".gif"}

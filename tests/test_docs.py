@@ -21,10 +21,11 @@ from tests.house import ROOT
 
 PAGES = sorted(
     [
-        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md")),
         *ROOT.glob("data/**/*.md"),
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/**/*.md"),
+        *ROOT.glob("skills/**/*.md"),
     ]
 )
 _FENCE = re.compile(r"^```(?:bash|sh|console|text)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -114,6 +115,7 @@ def test_a_command_that_is_shown_exists_with_its_options() -> None:
 def test_pages_configs_and_help_texts_are_read() -> None:
     where = {where for where, _ in _shown()}
     assert {"README.md", "docs/quickstart.md", "data/README.md", "quickstart.yaml"} <= where
+    assert {"AGENTS.md", "skills/mcpagent/SKILL.md"} <= where
     assert {f"help of {name}" for name, _ in _leaves()} <= where, "every command has an example"
 
 

@@ -50,6 +50,7 @@ FAST = (
     "mcpagent convert dependent_spec.json --servers mcp.json --execute --out data/processed/train.jsonl",
     "mcpagent gen-data --servers mcp.json --templates my_templates --out data/mine",
     "mcpagent gen-data --explore --servers mcp.json --train 24 --validation 4 --heldout 6 --out data/mine",
+    "mcpagent data show data/mine/train.jsonl",
     "mcpagent rollout --policy gold --data data/samples/train.jsonl --out gold.jsonl.zst",
 )
 
@@ -63,6 +64,7 @@ SLOW = (
     "mcpagent gen-data --explore --servers mcp.json --train 200 --validation 20 --heldout 60 --out data/mine",
     "mcpagent gen-data --explore --servers mcp.json --train 24 --validation 4 --heldout 6 --out data/mine",
     "mcpagent doctor --servers mcp.json",
+    "mcpagent doctor --servers mcp.json --json",
     "mcpagent env check --data data/mine",
     "mcpagent train --algo sft --config configs/warm_start.yaml --data data/mine --out outputs/warm"
     " --set training.max_steps=20 --set sft.curriculum_steps=5",
@@ -186,7 +188,10 @@ ELSEWHERE = {
     "make quickstart": LONG,
     "make bench": LONG,
     "make test": LONG,
+    "make test ARGS=tests/cli/test_main.py": LONG,
+    "make test ARGS='tests/test_house.py tests/test_docs.py'": LONG,
     "make lint": LONG,
+    "make docs": INSTALL,
     "make install": INSTALL,
     "mcpagent gen-data --templates my_templates --train 4 --validation 1 --heldout 1 --out data/mine": EXT,
     "make quickstart ARGS='--seed 1 --out outputs/seed-1'": LONG,
@@ -211,6 +216,7 @@ ELSEWHERE = {
     "mcpagent gen-data --templates full --train 8000 --validation 500 --heldout 1500 --out data/full": LONG,
     "mcpagent doctor --servers mcp.json --model Qwen/Qwen3-0.6B": HUB,
     "mcpagent doctor --model Qwen/Qwen3-0.6B": HUB,
+    "mcpagent doctor --servers mcp.json --model Qwen/Qwen2.5-0.5B-Instruct": HUB,
     "mcpagent doctor --model MODEL --set rollout.tool_format=xml --servers mcp.json": HUB,
     "mcpagent train --dry-run --model Qwen/Qwen3-0.6B --data data/mine": HUB,
     "mcpagent train --dry-run --set data.train=data/processed/train.jsonl": HUB,
