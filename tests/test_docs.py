@@ -46,13 +46,15 @@ def _commands(text: str) -> Iterator[str]:
 
 
 def _shown() -> list[tuple[str, str]]:
-    """(where, command) over all pages, the first lines of the configs, and the examples in help texts."""
+    """(where, command) over all pages and issue forms, first lines of configs, and examples in help texts."""
     found = [
         (path.relative_to(ROOT).as_posix(), line) for path in PAGES for line in _commands(path.read_text())
     ]
     for path in sorted((ROOT / "configs").rglob("*.yaml")):
         first = path.read_text().splitlines()[0].removeprefix("# ")
         found.append((path.name, re.sub(r"^accelerate launch .* -m mcpagent\.cli\.main", "mcpagent", first)))
+    for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")):
+        found += [(path.name, line) for line in _INLINE.findall(path.read_text())]
     for name, command in _leaves():
         lines = re.findall(r"Example: (mcpagent [^\n]+)", command.help)
         found += [(f"help of {name}", line) for line in lines]
@@ -115,7 +117,7 @@ def test_a_command_that_is_shown_exists_with_its_options() -> None:
 def test_pages_configs_and_help_texts_are_read() -> None:
     where = {where for where, _ in _shown()}
     assert {"README.md", "docs/quickstart.md", "data/README.md", "quickstart.yaml"} <= where
-    assert {"AGENTS.md", "skills/mcpagent/SKILL.md"} <= where
+    assert {"AGENTS.md", "skills/mcpagent/SKILL.md", "no_tasks.yml", "refused_model.yml"} <= where
     assert {f"help of {name}" for name, _ in _leaves()} <= where, "every command has an example"
 
 

@@ -407,6 +407,16 @@ def test_the_workflow_runs_the_checks_on_every_supported_python() -> None:
     assert job["steps"][-1] == {"run": ".ci/run"} and os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+def test_a_tag_publishes_without_a_stored_secret_once_the_package_and_the_site_are_built() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    workflow = yaml.safe_load(text)
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML reads a bare `on` as true
+    publish = workflow["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"} and publish["needs"] == ["build", "site"]
+    assert not re.search(r"secrets\.|password|token:(?! write)", text)
+    assert workflow["permissions"] == {"contents": "read"}
+
+
 def test_every_hook_of_a_commit_runs_a_tool_of_the_environment() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]

@@ -101,7 +101,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    version: bool = typer.Option(False, "--version", help="Print version and commit, and exit."),
     debug: bool = typer.Option(
         False,
         "--debug",
@@ -117,8 +117,11 @@ def _root(
         logging.getLogger().setLevel(logging.DEBUG)  # `storage.run_folder.is_debugging`
     if version:
         from mcpagent import __version__
+        from mcpagent.storage.packages import commit
 
-        Console().say(__version__)
+        of = commit()
+        changed = " with changes" if of and of["has_changes"] else ""
+        Console().say(f"{__version__} (commit {of['commit'][:12]}{changed})" if of else __version__)
         raise typer.Exit
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata as metadata
 import importlib.util
+import json
 import platform
 import shlex
 import subprocess
@@ -100,15 +101,14 @@ _GIT_TIMEOUT_S = 10
 
 
 def provenance() -> JsonObject:
-    """Versions of what is installed (nothing is imported), the commit if mcpagent runs from a checkout,
-    and the time."""
+    """Versions of what is installed (nothing is imported), the commit of mcpagent if known, and the time."""
     return {
         "schema_version": 1,
         "created_at": now(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: version for name in _PACKAGES if (version := installed_version(name)) is not None},
-        "git": _commit(),
+        "git": commit(),
     }
 
 
@@ -117,27 +117,20 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _commit() -> JsonObject | None:
+def commit() -> JsonObject | None:
+    """Return the commit of the checkout, or of that which the wheel was built from (`hatch_build.py`), and
+    whether its files had changes; None if there is neither, or no git, or git refuses this checkout."""
+    built_from = Path(__file__).parents[1] / "_resources" / "commit.json"
+    if built_from.is_file():
+        return json.loads(built_from.read_text(encoding="utf-8"))
     if not (_CHECKOUT / ".git").exists():
         return None
-    commit = _git("rev-parse", "HEAD")
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    if commit is None or changes is None:
-        return None
-    return {"commit": commit, "has_changes": bool(changes)}
-
-
-def _git(*arguments: str) -> str | None:
-    """Output of git; None if there is no git, or it refuses this checkout."""
+    # Without its lock: a git that is killed with the run would leave one behind in the checkout.
+    described = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    command = ["git", "--no-optional-locks", "-C", str(_CHECKOUT), *described]
     try:
-        # Without its lock: a git that is killed with the run would leave one behind in the checkout.
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(_CHECKOUT), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    head, _, changes = done.stdout.strip().partition("-")
+    return {"commit": head, "has_changes": bool(changes)} if done.returncode == 0 else None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -13,13 +17,38 @@ import typer.main
 from mcpagent import __version__
 from mcpagent.cli.main import app
 from mcpagent.storage.packages import extra_with, missing
+from tests.house import ROOT
 from tests.running import mcpagent
 
+_TEXT: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
 
-def test_python_dash_m_mcpagent_is_the_command(tmp_path: Path) -> None:
+
+def test_python_dash_m_mcpagent_is_the_command_and_says_version_and_commit() -> None:
     command = [sys.executable, "-m", "mcpagent", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == __version__
+    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+    said = re.fullmatch(r"(\S+)(?: \(commit ([0-9a-f]{12})( with changes)?\))?\n", done.stdout)
+    assert said is not None and said[1] == __version__
+    assert said[2] == (git.stdout[:12] if git.returncode == 0 else None)
+
+
+@pytest.mark.system
+def test_the_commit_and_the_version_go_through_an_sdist_into_its_wheel(tmp_path: Path) -> None:
+    hatchling = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
+    subprocess.run([*hatchling, "-t", "sdist"], cwd=ROOT, check=True, capture_output=True)
+    name = f"mcpagent-{__version__}"
+    with tarfile.open(tmp_path / f"{name}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    subprocess.run([*hatchling, "-t", "wheel"], cwd=tmp_path / name, check=True, capture_output=True)
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl") as wheel:
+        wheel.extractall(installed)
+    command = [sys.executable, "-m", "mcpagent", "--version"]
+    said = [
+        subprocess.run(command, cwd=place, env={**os.environ, "PYTHONPATH": str(place)}, **_TEXT).stdout
+        for place in (ROOT, installed)
+    ]
+    assert said[0] == said[1] != ""
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,27 +17,11 @@ import pytest
 
 from tests.cli.base_environment import build_wheel
 from tests.house import ROOT
+from tests.slow.pythons import VERSIONS, interpreter
 
 pytestmark = pytest.mark.slow
 
 _SERVER = ROOT / "tests" / "demo" / "servers" / "library.py"
-_VERSIONS = [
-    text.rpartition(" ")[2]
-    for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
-    if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", text)
-]
-
-
-def _interpreter(version: str) -> str | None:
-    """A Python of that version: on the path, or beside the one that runs this."""
-    candidates = [shutil.which(f"python{version}")]
-    for root in (Path(sys.base_prefix).parent, Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()):
-        candidates += sorted(map(str, root.glob(f"**/{version}.*/bin/python{version}")))
-    for python in filter(None, candidates):
-        asked = subprocess.run([python, "-c", "import venv, ensurepip"], capture_output=True)
-        if asked.returncode == 0:
-            return python
-    return None
 
 
 def _blocks(heading: str) -> list[list[str]]:
@@ -50,11 +32,11 @@ def _blocks(heading: str) -> list[list[str]]:
     return [[line for line in block.splitlines() if line] for block in found]
 
 
-@pytest.fixture(params=_VERSIONS)
+@pytest.fixture(params=VERSIONS)
 def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
     """The variables of a shell in which README's own install command has put the wheel into a new
     environment; the environment, which is large, is removed afterwards."""
-    python = _interpreter(request.param)
+    python = interpreter(request.param)
     if python is None:
         pytest.skip(f"there is no Python {request.param} here")
     *_, install = [line for block in _blocks("Install") for line in block if line.startswith("pip install")]
