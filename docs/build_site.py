@@ -29,7 +29,7 @@ PLACES = {
     "skills/mcpagent/SKILL.md": "skill.md",
 }
 _LINK = re.compile(r'(\]\(|(?:src|srcset|href)=")(?!https?:|mailto:|#)([^)#"\s]+)')
-_IMAGES = {".svg", ".png", ".jpg", ".gif"}
+_COPIED = {".svg", ".png", ".jpg", ".gif", ".ipynb"}
 
 
 def places() -> dict[Path, str]:
@@ -39,7 +39,7 @@ def places() -> dict[Path, str]:
 
 
 def collect(pages: Path) -> None:
-    """Write every page of the site, and the files and images that they link to, into a folder."""
+    """Write every page of the site, and the files that they link to, into a folder."""
     shutil.rmtree(pages, ignore_errors=True)
     waiting, done = list(places()), set[Path]()
     while waiting:
@@ -55,7 +55,7 @@ def _write(file: Path, pages: Path) -> list[Path]:
     """Write the page of a file, or of all files of a folder; return the files that it links to."""
     place = pages / _place(file)
     place.parent.mkdir(parents=True, exist_ok=True)
-    if file.suffix in _IMAGES:
+    if file.suffix in _COPIED:
         shutil.copyfile(file, place)
         return []
     if file.suffix != ".md":
@@ -77,7 +77,7 @@ def _write(file: Path, pages: Path) -> list[Path]:
 def _place(file: Path) -> str:
     """Return the place of a page, or of the page of a file that is none."""
     name = f"files/{file.relative_to(ROOT).as_posix()}"
-    return places().get(file) or (name if file.suffix in {".md", *_IMAGES} else f"{name}.md")
+    return places().get(file) or (name if file.suffix in {".md", *_COPIED} else f"{name}.md")
 
 
 def _listing(file: Path) -> str:
