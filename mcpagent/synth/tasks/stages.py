@@ -40,7 +40,7 @@ class RejectCode(StrEnum):
     GOLD_FAILS = "gold_fails"  # the plan ran, but the reward does not give it 1.0
     WRONG_ANSWER_PASSES = "wrong_answer_passes"  # raw results, a denial or an invented answer succeeds
     STATE_ALREADY_HOLDS = "state_already_holds"  # the end state is there before anything is done
-    NO_OP_PASSES = "no_op_passes"  # silence succeeds, or calling does if nothing should be called
+    NO_OP_PASSES = "no_op_passes"  # silence succeeds
     NOT_MINIMAL = "not_minimal"  # a step can be left out
     STILL_ANSWERABLE = "still_answerable"  # a function is missing, but an offered tool has the answer
 
