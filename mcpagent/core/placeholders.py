@@ -267,8 +267,8 @@ def _reads(node: ast.expr, results: Mapping[str, Any]) -> Iterator[Read]:
             if name in ("max_by", "min_by"):
                 field = ast.Subscript(node, args[1])
                 yield from _taken(field, results)
-        case ast.Subscript() | ast.Name():
-            yield from _taken(node, results)
+        case ast.Subscript() | ast.Name() | ast.Call(func=ast.Name(id="after" | "number" | "rest" | "word")):
+            yield from _taken(node, results)  # of a text the part that is taken, and not the text
         case _:
             for below in ast.iter_child_nodes(node):
                 if isinstance(below, ast.expr) and below is not getattr(node, "func", None):

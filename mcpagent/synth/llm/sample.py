@@ -17,7 +17,7 @@ from typing import Any
 
 from mcpagent.core.answer_line import written_answer
 from mcpagent.core.placeholders import PlaceholderError, resolve_references
-from mcpagent.core.records import JsonObject, Record
+from mcpagent.core.records import JsonObject, Record, short_repr
 from mcpagent.core.tasks import AnswerCheck, PlanStep, RewardSpec, Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.llm.budget import ApiBudget, BudgetSpent
@@ -110,6 +110,13 @@ class Executor:
             return {"answer": answer}
         shown = "\n".join(map(_shown, _calls(run)))
         detail = f"from the question alone another model came to {answer!r} by\n{shown or 'no call'}"
+        check, evidence = task.truth.final_answer, task.truth.evidence or ()
+        if check is not None and check.type != "none" and answer == written_answer(check, check.value):
+            named = task.truth.success.must_call_tool
+            facts = ", ".join(short_repr(fact.value) for fact in evidence) or f"a call of {named}"
+            detail = (
+                f"another model came to {answer!r} too, but its calls lack {facts}:\n{shown or 'no call'}"
+            )
         return _fault(DraftStage.SOLVE, DraftFaultCode.NOT_SOLVED.value, detail)
 
 

@@ -18,7 +18,10 @@ ITEMS = {
     "Lamp": {"name": "Lamp", "price": 12.5, "stock": 3, "maker": 71},
     "Chair": {"name": "Chair", "price": 40.25, "stock": 3, "maker": 72},
 }
-MAKERS = {71: {"maker": "Weiss", "notes": "Mail: weiss@shop.example\nPhone: 0171"}, 72: {"maker": "Lima"}}
+MAKERS = {
+    71: {"maker": "Weiss", "notes": "Mail: weiss@shop.example\nPhone: 0171"},
+    72: {"maker": "Lima", "notes": "founded: 1874 in Lisbon"},
+}
 
 
 VIEW = {"enum": ["price", "stock"]}
@@ -127,6 +130,21 @@ WHICH = "at(argmax(step1.price, step2.price), step1.name, step2.name)"
             "name",
             'after(step2.notes, "Mail: ")',
             [("weiss@shop.example", [["71", "Lamp"]], [])],
+        ),
+        # Of a short text too the part that is taken, which other tools may tell alone.
+        (
+            "Since when is there the maker of the chair?",
+            [item("Chair"), MAKER],
+            "number",
+            'number(after(step2.notes, "founded:"), 0)',
+            [(1874, [["72", "Chair"]], [])],
+        ),
+        (
+            "Where is the maker of the chair?",
+            [item("Chair"), MAKER],
+            "name",
+            "word(step2.notes, -1)",
+            [("Lisbon", [["72", "Chair"]], [])],
         ),
     ],
 )

@@ -98,16 +98,17 @@ def test_what_the_run_shows_to_be_wrong_is_a_fault(tool: str, changes: Any, code
 
 
 @pytest.mark.parametrize(
-    ("tool", "value", "is_right"),
+    ("tool", "value", "says"),
     [
-        ("lamp", "${step1.price}", True),
-        ("lamp", "${step1.price + 1}", False),
-        ("lamp", "", False),
-        ("clock", "${step1.price}", False),
-        ("lamp", "${step1.cost}", False),
+        ("lamp", "${step1.price}", None),
+        ("lamp", "${step1.price + 1}", "came to '13.50' by"),
+        ("lamp", "", "came to 'none' by"),
+        ("clock", "${step1.price}", "came to '100.00' by"),
+        ("clock", "12.5", "came to '12.50' too, but its calls lack 12.5:"),
+        ("lamp", "${step1.cost}", "no 'cost'"),
     ],
 )
-def test_a_task_is_solved_by_a_way_that_ends_in_its_answer(tool: str, value: str, is_right: bool) -> None:
+def test_a_task_is_solved_by_a_way_that_ends_in_its_answer(tool: str, value: str, says: str | None) -> None:
     shop = Shop()
 
     async def solved() -> JsonObject:
@@ -116,4 +117,7 @@ def test_a_task_is_solved_by_a_way_that_ends_in_its_answer(tool: str, value: str
         return await executor.solve(made, [{"step": 1, "server": "shop", "tool": tool, "params": {}}], value)
 
     outcome = asyncio.run(solved())
-    assert outcome == {"answer": "12.50"} if is_right else outcome["fault"]["code"] == "not_solved"
+    if says is None:
+        assert outcome == {"answer": "12.50"}
+    else:
+        assert outcome["fault"]["code"] == "not_solved" and says in outcome["fault"]["detail"]
