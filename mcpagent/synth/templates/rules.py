@@ -365,7 +365,7 @@ def without_a_task(counts: Mapping[str, int], data: GeneratedData) -> UserError:
     return UserError(
         f"no task was made (asked for: {asked}); {why}",
         remedy="let a model write them: mcpagent gen-data --llm --servers mcp.json --batch round-1.jsonl; or "
-        "write templates and pools for these servers: --templates FOLDER",
+        "write templates and a pools.yaml for these servers: --templates FOLDER",
     )
 
 
