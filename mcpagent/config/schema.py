@@ -369,7 +369,7 @@ class SftConfig(Section):
     wrong_tool: Share = 0.0  # share of one-step demonstrations that use a sister tool
     # How often each task is demonstrated: flaws are drawn anew each time.
     demonstrations_per_task: PositiveInt = 1
-    max_tasks: PositiveInt | None = None  # that are demonstrated, each class and server in its share
+    max_tasks: PositiveInt | None = None  # demonstrated, each class and server in its share; null: all
     # A function that makes what rewrites the demonstrations each time they are trained on, as
     # package.module:function. It is called with the demonstrations and the catalog (train.sft.Augmentation).
     augmentation: FunctionName | None = None
