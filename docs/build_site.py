@@ -59,7 +59,8 @@ def _write(file: Path, pages: Path) -> list[Path]:
         shutil.copyfile(file, place)
         return []
     if file.suffix != ".md":
-        files = sorted(path for path in file.rglob("*") if path.is_file()) if file.is_dir() else [file]
+        inside = sorted(path for path in file.rglob("*") if path.is_file() and path.suffix != ".pyc")
+        files = inside if file.is_dir() else [file]
         place.write_text(
             "\n".join([f"# {file.relative_to(ROOT)}\n", *map(_listing, files)]), encoding="utf-8"
         )

@@ -170,6 +170,7 @@ ELSEWHERE = {
     "mcpagent quickstart --out outputs/quickstart --seed 1": LONG,
     "mcpagent quickstart --servers mcp.json": LONG,
     "mcpagent quickstart --servers mcp.json --read-only library.get_book": LONG,
+    "mcpagent quickstart --servers mcp.json --heldout-server library": LONG,
     "mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --servers mcp.json --minutes 60": HUB,
     "mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --minutes 60": HUB,
     "mcpagent quickstart --model NAME_OR_FOLDER --minutes 60": "tests/demo/test_pretrained.py",
@@ -245,6 +246,9 @@ ELSEWHERE = {
     "mcpagent gen-data --llm --n-samples 200 --set api.max_cost=5 --out data/llm": KEY,
     "mcpagent gen-data --explore --servers mcp.json --yes-read-only --out data/mine": (
         "tests/synth/explore/test_unannotated.py"
+    ),
+    "mcpagent gen-data --explore --servers mcp.json --heldout-server library --out data/unseen": (
+        "tests/synth/test_heldout_servers.py"
     ),
     "mcpagent gen-data --explore --servers mcp.json --config notes.yaml": (
         "tests/synth/explore/test_changes.py"
