@@ -376,5 +376,5 @@ def test_a_model_names_the_answer_and_a_result_has_to_show_it(tmp_path: Path) ->
     other = tmp_path / "other.jsonl"
     other.write_text(file.read_text())
     words = ("--servers", tmp_path / "mcp.json", "--model", "scripted", "--set", "output_dir=batches")
-    done = mcpagent("convert", other, *words, "--out", tmp_path / "o.jsonl", "--batch", later, cwd=tmp_path)
+    done = mcpagent("convert", other, *words, "--out", tmp_path / "other", "--batch", later, cwd=tmp_path)
     assert done.returncode == 0 and "5 questions in" in done.stdout, done.stderr
