@@ -45,7 +45,7 @@ class PartDifference(Record):
 
     @property
     def has_fallen(self) -> bool:
-        """Whether b is worse. The chance that this is said of any part wrongly is 5% at most."""
+        """Return True if b is worse. The chance that this is said of any part wrongly is 5% at most."""
         is_sure = self.adjusted_p is not None and self.adjusted_p < SIGNIFICANCE
         return is_sure and (self.difference.value or 0.0) < 0
 

@@ -81,7 +81,7 @@ class Candidates:
 
     @property
     def is_open(self) -> bool:
-        """Whether more of them may be tried; of what the schema or the user gives always."""
+        """Return True if more of them may be tried; of what the schema or the user gives always."""
         return self.rank == GIVEN or self.refused < max(_REFUSALS, self.accepted + 1)
 
 
@@ -345,7 +345,8 @@ def naming(spec: ToolSpec, values: Sequence[str | int]) -> Iterator[JsonObject]:
 
 
 def _relation(slot: Slot, spec: ToolSpec, source: ToolSpec, leaf: Leaf) -> int:
-    """How much the names of a parameter, a field and their tools say that one feeds the other: 0 to 3."""
+    """Return how much the names of a parameter, a field and their tools say that one feeds the other: 0 to
+    3."""
     of_list = leaf.level.kind if leaf.level and not leaf.tail else ""  # an item goes by the name of its list
     asked, given = set(name_words(slot.name)), set(name_words(leaf.name or of_list))
     path = re.sub(r"@|\b(word|number|rest)\(|\bresult\b", " ", leaf.expression)

@@ -123,7 +123,7 @@ class _Writer:
         ]
 
     def _is_made(self, slot: Slot) -> bool:
-        """Whether the slot names what the tool makes: the `title` or the `note` of `add_note`."""
+        """Return True if the slot names what the tool makes: the `title` or the `note` of `add_note`."""
         noun = singular(noun_in(slot.name))
         made = singular(topic(self.spec).rpartition(" ")[2])
         return bool({*name_words(self.spec.name)} & _CREATES) and noun in ("", made)
@@ -196,7 +196,7 @@ class Effects:
         return Change(spec, tuple({read.spec.dotted: read.spec for read, _ in checks}.values()))
 
     async def _starts_over(self, changed: _Reading) -> bool:
-        """Whether the next session finds the state as this one did."""
+        """Return True if the next session finds the state as this one did."""
         read, was, _ = changed
         async with self._cache.session(generation=4) as session:
             return as_text(await _ask(session, read)) == as_text(was)

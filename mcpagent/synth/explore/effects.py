@@ -24,7 +24,7 @@ _LONGEST = 4000  # characters of a text or a list that is expected as it stands
 
 @dataclass(frozen=True)
 class EffectCheck:
-    """What a read has to give after the change. `covers` are the values that it tells, as texts."""
+    """The values that a read has to give after the change. `covers` are those that it tells, as texts."""
 
     expect: JsonObject
     covers: frozenset[str]

@@ -44,8 +44,8 @@ class Fact:
 
     @property
     def is_sayable(self) -> bool:
-        """Whether a person would say what the call is about: not of a later page, nor of a list that is
-        sorted in some way, nor with a drawn value."""
+        """Return True if a person would say what the call is about: not of a later page, nor of a list that
+        is sorted in some way, nor with a drawn value."""
         return self.page == 1 and not self.is_drawn and not any(map(is_order, self.arguments))
 
     @property
@@ -106,8 +106,8 @@ def given_by(fact: Fact) -> list[tuple[str | int, Leaf, str]]:
 
 @dataclass(frozen=True)
 class Silence:
-    """Why tools gave nothing: `reason` for a program, `text` for a person, after the tool's name; `detail` is
-    what the first of them said."""
+    """The reason why tools gave nothing: `reason` for a program, `text` for a person, after the tool's name;
+    `detail` is what the first of them said."""
 
     reason: str
     text: str
@@ -173,8 +173,8 @@ class ToolGraph:
 
 
 def _may_feed(source: Fact, leaf: Leaf, target: Fact, parameter: str, value: str | int) -> bool:
-    """Whether a value leads on: where a list goes on does not, what a tool works out of two values is not put
-    into it again, and a number is for a parameter of its name that is no bound."""
+    """Return True if a value leads on: where a list goes on does not, what a tool works out of two values is
+    not put into it again, and a number is for a parameter of its name that is no bound."""
     if is_paging(parameter, value) or is_cursor(leaf.name) or _MATTER & {*name_words(parameter)}:
         return False
     if isinstance(value, int) and (

@@ -105,7 +105,7 @@ class Inventor:
         return list(made.values())
 
     def _name(self, fact: Fact) -> str | int | None:
-        """What the thing that a call is about is called; None if it is not by a name."""
+        """Return what the thing that a call is about is called; None if it is not by a name."""
         parameter = self._subjects.parameter_of(fact)
         given = list(scalars(fact.arguments.get(parameter)))
         is_name = not (set(spaced(parameter).split()) & FREE_TEXT or is_choice(fact.spec, parameter))

@@ -226,7 +226,7 @@ class _Learner:
         return list(await asyncio.gather(*(one(tool, arguments) for tool, arguments in calls)))
 
     async def _ask_nonsense(self, session: SynthSession) -> None:
-        """What tools say of a name that nothing has, if that is no error."""
+        """Ask tools about a name that nothing has, and keep what they say if that is no error."""
         asked = [(tool, harmless_arguments(tool.spec.input_schema, text=NO_NAME)) for tool in self.tools]
         calls = [(tool, a) for tool, a in asked if a is not None and NO_NAME in json.dumps(a)]
         for (tool, _), result in zip(calls, await self._all(session, calls), strict=True):
@@ -271,7 +271,7 @@ class _Learner:
                 tool.following.append(_Attempt({**fact.arguments, **further}, page=fact.page + 1))
 
     def _learn(self, fact: Fact) -> None:
-        """What the fact gives is tried by the tools that it may be meant for."""
+        """Try what the fact gives with the tools that it may be meant for."""
         for value, leaf, prefix in given_by(fact):
             label = f"{fact.spec.dotted}:{leaf.column}{' in a folder' if prefix else ''} {value_form(value)}"
             key = json.dumps([label, value])
@@ -321,7 +321,7 @@ class _Learner:
 
 
 def _told(result: ToolResult) -> dict[str, Any]:
-    """What a result tells; one in JSON that was cut in its middle, by its beginning."""
+    """Return what a result tells; one in JSON that was cut in its middle, by its beginning."""
     if not result.truncated_chars:
         return shown_value(result)
     try:
@@ -335,7 +335,7 @@ def _key(arguments: JsonObject) -> str:
 
 
 def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
-    """What a tool said that did not answer; None if it answered."""
+    """Return what a tool said that did not answer; None if it answered."""
     if result.is_error or says_no(result):
         return " ".join(result.content.split())[:200]
     if not leaves_of(_told(result)):
@@ -366,7 +366,7 @@ def _refuse(tool: _Tool, attempt: _Attempt, refusal: str, result: ToolResult) ->
 
 
 def _why_unasked(tool: _Tool) -> Silence:
-    """Why nobody would ask what a tool answered."""
+    """Return why nobody would ask what a tool answered."""
     names = [slot.name for slot in tool.shape.slots if "drawn" in slot.lists and slot.lists["drawn"].accepted]
     options = " ".join(f"--seed-value {name}=..." for name in dict.fromkeys(names))
     text = f"answered drawn values alone, which nobody would ask about; name some: {options}"
@@ -374,7 +374,7 @@ def _why_unasked(tool: _Tool) -> Silence:
 
 
 def _why_nothing(tool: _Tool) -> Silence:
-    """Why a tool that may be called gave no fact."""
+    """Return why a tool that may be called gave no fact."""
     name = tool.spec.dotted
     if tool.is_vain:
         return Silence("changes", "gave another answer when it was asked again", (name,))

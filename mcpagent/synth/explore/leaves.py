@@ -79,7 +79,7 @@ class Leaf:
 
     @property
     def is_near(self) -> bool:
-        """Whether a person can say which value is meant: one counts to three, in one list at most."""
+        """Return True if a person can say which value is meant: one counts to three, in one list at most."""
         counted = [level.index for level in self.levels if not (level.key or level.only)]
         return not self.in_prose and len(counted) <= 1 and all(index < NEAR for index in counted)
 
@@ -90,7 +90,7 @@ class Leaf:
 
     @property
     def is_line(self) -> bool:
-        """Whether a line of a text tells the value, after a name."""
+        """Return True if a line of a text tells the value, after a name."""
         return self.expression.startswith(tuple(f"{whole}." for whole in _WHOLE))
 
     def at_step(self, number: int) -> str:

@@ -54,8 +54,8 @@ def is_cursor(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Part:
-    """What an answer says of the list in it: its `length`, where it goes on (`token`), whether it does
-    (`more`, None if it does not say so), and every field with a value of its own in `said`."""
+    """The facts that an answer tells of the list in it: its `length`, where it goes on (`token`), whether it
+    does (`more`, None if it does not say so), and every field with a value of its own in `said`."""
 
     length: int
     token: Any

@@ -50,7 +50,7 @@ class Shapes:
 
     @cached_property
     def inventor(self) -> Inventor:
-        """What makes names of things that there are not."""
+        """Return what makes names of things that there are not."""
         return Inventor(self.facts, self.graph.facts)
 
     def draw(self, rng: Random) -> Walk | None:
@@ -109,8 +109,8 @@ class Shapes:
         return Walk("single", "listed", (Step(fact),), goal, Answer("set", values), told)
 
     def _table(self, rng: Random, fact: Fact) -> tuple[Leaf, list[Any], str, str] | None:
-        """Of a whole list: a leaf, the values of its column, the expression of the list, what its items
-        are."""
+        """Return the parts of a whole list: a leaf, the values of its column, the expression of the list, what its
+        items are."""
         columns: dict[tuple[str, tuple[str, ...]], list[Leaf]] = {}
         for leaf in fact.leaves if fact.is_whole else ():
             if len(leaf.levels) == 1 and len(leaf.tail) == 1 and not leaf.in_prose:
@@ -252,7 +252,8 @@ class Shapes:
     # Parts
 
     def _is_looked_up(self, fact: Fact) -> bool:
-        """Whether only a tool can know: what it works out of the question, a model may know without it."""
+        """Return True if only a tool can know: what it works out of the question, a model may know without
+        it."""
         return not fact.arguments or bool(self.graph.edges_into(fact))
 
     @cached_property
@@ -268,7 +269,8 @@ class Shapes:
         return names
 
     def _told_by(self, leaf: Leaf, fact: Fact) -> tuple[tuple[str, ...], ...]:
-        """What identifies the thing that a value is of: the names of its item, or what the call is about."""
+        """Return what identifies the thing that a value is of: the names of its item, or what the call is
+        about."""
         called = [str(level.called) for level in leaf.levels if level.key]
         return tuple(map(self._named, called)) or self._arguments(fact)
 
@@ -287,12 +289,12 @@ class Shapes:
         return (name, *sorted(others)) if len(others) <= _FEW else (name,)
 
     def _clear_goal(self, leaf: Leaf, fact: Fact) -> str | None:
-        """What is asked for; None if tools tell different things of it."""
+        """Return what is asked for; None if tools tell different things of it."""
         goal = goal_of(leaf, fact)
         return goal if goal and len(self._values.get(goal.casefold(), ())) <= 1 else None
 
     def _askable(self, fact: Fact) -> list[tuple[Leaf, str]]:
-        """What to ask of a fact, in words; worked out once."""
+        """Return what to ask of a fact, in words; worked out once."""
         if id(fact) not in self._askable_of:
             # What a plainer call tells too: nobody asks for the author of a file and its first 47 lines.
             plain = {
@@ -314,8 +316,8 @@ class Shapes:
         return self._askable_of[id(fact)]
 
     def _names_another(self, fact: Fact) -> bool:
-        """Whether a text names another thing that can be asked about, and not the one that the call is about:
-        `1. Ash (N-395)` of the notes that are like N-378."""
+        """Return True if a text names another thing that can be asked about, and not the one that the call
+        is about: `1. Ash (N-395)` of the notes that are like N-378."""
         words = {*re.findall(r"[\w-]+", fact.prose)}
         return any(
             value not in words and words & self._given[name]
@@ -325,7 +327,7 @@ class Shapes:
 
     @cached_property
     def _given(self) -> Mapping[str, set[str]]:
-        """What calls were made with, by parameter."""
+        """Return what calls were made with, by parameter."""
         given: dict[str, set[str]] = {}
         for fact in self.graph.facts:
             for name, value in fact.texts:
@@ -333,7 +335,7 @@ class Shapes:
         return given
 
     def _is_amount(self, leaf: Leaf, values: Sequence[Any]) -> bool:
-        """Whether a field has the highest of such values: one that tools are asked by names a thing."""
+        """Return True if a field has the highest of these: one that tools are asked by names a thing."""
         return leaf.name not in self._parameters and is_amount(leaf, values)
 
     @cached_property
@@ -359,7 +361,7 @@ class Shapes:
         return unclear
 
     def _is_clear(self, leaf: Leaf, fact: Fact) -> bool:
-        """Whether a value is neither the same for all things nor taken for another one of its column."""
+        """Return True if a value is not the same for all things, nor taken for another one of its column."""
         tellings = ((fact.spec.dotted, leaf.column, name) for name in ("", folded(str(leaf.value))))
         return self._unclear.isdisjoint(tellings)
 
@@ -407,14 +409,14 @@ def _answer_of(leaf: Leaf, value: str) -> Answer:
 
 
 def _goes_back(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
-    """Whether what the leaf stands in has the start of the edge too: several things share the value of the
-    edge, as the pledges of one state do, and it leads to no one thing."""
+    """Return True if what the leaf stands in has the start of the edge too: several things share the value
+    of the edge, as the pledges of one state do, and it leads to no one thing."""
     return _stands_with(leaf, fact, {str(value) for value in scalars(edge.source.arguments)})
 
 
 def _finds_itself(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
-    """Whether an edge leads from an item of a list to a record of the same item: the plant that a search for
-    its common name finds is not the common name of a plant."""
+    """Return True if an edge leads from an item of a list to a record of the same item: the plant that a
+    search for its common name finds is not the common name of a plant."""
     level = edge.leaf.level
     if level is None or not level.key or not (kind := questions.item_kind(level, edge.source)):
         return False
@@ -423,7 +425,7 @@ def _finds_itself(edge: Edge, leaf: Leaf, fact: Fact) -> bool:
 
 
 def _stands_with(leaf: Leaf, fact: Fact, values: set[str]) -> bool:
-    """Whether what a leaf stands in has one of the values."""
+    """Return True if what a leaf stands in has one of the values."""
     rows = {level.rows for level in leaf.levels}
     theirs = ((other, {level.rows for level in other.levels}) for other in fact.leaves)
     return any(str(other.value) in values for other, lists in theirs if rows & lists or rows == lists)

@@ -11,8 +11,8 @@ from mcpagent.synth.explore.walks import Walk
 
 
 class Subjects:
-    """What calls are about: the value of their parameter, and if a tool takes several, of the one that has
-    the most values; the others say how."""
+    """The things that calls are about: the value of their parameter, and if a tool takes several, of the one
+    that has the most values; the others say how."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:
         values = values_of((fact.spec.dotted, fact.arguments) for fact in facts)

@@ -49,8 +49,8 @@ _AT_LEAST, _AT_MOST = 0.25, 0.5  # of the walks change something, if a server ca
 
 @dataclass(frozen=True)
 class Learned:
-    """What the tools were seen to do, the answers that showed it, what can be changed and read back, and by
-    server the reads that show whether anything was changed."""
+    """The things that exploring has found out: what the tools were seen to do, the answers that showed it,
+    what can be changed and read back, and by server the reads that show whether anything was changed."""
 
     cache: CallCache
     graph: ToolGraph
@@ -73,9 +73,9 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Which questions are asked: how often each shape is drawn, and what else they have to be. Whether one
-    that is held out `begins_anywhere`, with what training names too: "the licence of the captain of ship
-    Aurora", where only the captain is held out."""
+    """A choice of questions: how often each shape is drawn, and what else they have to be. Whether one that
+    is held out `begins_anywhere`, with what training names too: "the licence of the captain of ship Aurora",
+    where only the captain is held out."""
 
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     admits: Callable[[Walk], bool] = lambda _: True
@@ -198,7 +198,7 @@ class _WalkSource:
         return walk
 
     def _subjects(self, walk: Walk) -> Collection[str]:
-        """What has to be of this split: no fact decides where an invented name belongs."""
+        """Return what has to be of this split: no fact decides where an invented name belongs."""
         invented = [json.dumps(["invented", walk.invented])] if walk.invented else []
         begins_anywhere = self.split != "train" and self.asked.begins_anywhere
         return [*(() if begins_anywhere else self.subjects.of_walk(walk)), *invented]
@@ -232,7 +232,7 @@ class _WalkSource:
         return outcome
 
     async def _exists(self, walk: Walk) -> Rejection | None:
-        """What another tool tells of a thing that was invented; None if none does."""
+        """Return what another tool tells of a thing that was invented; None if none does."""
         if walk.lack != "existence":
             return None
         others = self.shapes.inventor.also(walk.steps[-1].fact, walk.invented)
@@ -281,7 +281,7 @@ class _WalkSource:
 async def _answers(
     session: SynthSession, spec: ToolSpec, named: Sequence[str | int], tells: Callable[[Any], bool]
 ) -> bool:
-    """Whether a tool tells the answer if it is called with what a question names."""
+    """Return True if a tool tells the answer if it is called with what a question names."""
     for arguments in naming(spec, named):
         result = await session.call(server=spec.server, tool=spec.name, arguments=arguments)
         if not result.is_error and any(tells(leaf.value) for leaf in leaves_of(shown_value(result))):

@@ -18,8 +18,8 @@ AnswerType = Literal["number", "date", "name", "choice", "pairs", "set"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a right answer says: `values` are references to the results of the steps. Of pairs, `things` says
-    which thing each value is of, of a choice what there is to choose from."""
+    """The words of a right answer: `values` are references to the results of the steps. Of pairs, `things`
+    says which thing each value is of, of a choice what there is to choose from."""
 
     type: AnswerType
     values: tuple[str, ...]
