@@ -109,7 +109,7 @@ class Shapes:
         return Walk("single", "listed", (Step(fact),), goal, Answer("set", values), told)
 
     def _table(self, rng: Random, fact: Fact) -> tuple[Leaf, list[Any], str, str] | None:
-        """Return the parts of a whole list: a leaf, the values of its column, the expression of the list, what its
+        """Return a whole list: a leaf, the values of its column, the expression of the list, what its
         items are."""
         columns: dict[tuple[str, tuple[str, ...]], list[Leaf]] = {}
         for leaf in fact.leaves if fact.is_whole else ():
