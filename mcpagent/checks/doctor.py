@@ -31,7 +31,8 @@ from mcpagent.servers.sandbox.choose import choose_sandbox
 from mcpagent.servers.sandbox.contract import SandboxKind
 from mcpagent.storage.checkpoints import find_model
 from mcpagent.storage.packages import installed_version, pip_install, require, requirements
-from mcpagent.tools.servers_config import ServerConfig, StdioServer, load_servers
+from mcpagent.tools.clients import CLIENTS, client_file
+from mcpagent.tools.servers_config import ServerConfig, StdioServer, load_servers, server_names
 
 if TYPE_CHECKING:  # it takes jinja2, which a base installation has not
     from mcpagent.models.tokens import Renderer
@@ -282,10 +283,22 @@ def doctor(
         *check_packages(),
         check_device(),
         *started.checks,
+        *(check_clients() if servers is None else ()),
         check_sandbox(),
         *check_keys(started.names),
         check_outputs(Path("outputs")),
         *([] if model is None else check_model(model, tool_format=tool_format, catalog=started.tools or ())),
+    ]
+
+
+def check_clients() -> list[CheckResult]:
+    """Say which MCP clients keep servers in a file that `--servers NAME` takes."""
+    files = ((client, client_file(client)) for client in CLIENTS)
+    counts = [(client, file, len(server_names(file))) for client, file in files if file is not None]
+    return [
+        result(f"client {client}", PASS, f"{counted(count, 'server')} in {file}: --servers {client}")
+        for client, file, count in counts
+        if count
     ]
 
 

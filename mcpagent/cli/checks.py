@@ -19,6 +19,7 @@ from mcpagent.cli.options import (
     group_app,
     out_file,
     refuse_existing,
+    servers_file,
 )
 from mcpagent.console import Block, Console, Facts, counted
 from mcpagent.errors import RunError, UserError
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 
 def doctor(
     servers: Annotated[
-        Path | None, typer.Option(help="An mcp.json whose servers to start. Default: the built-in ones.")
+        Path | None,
+        typer.Option(
+            callback=servers_file,
+            help="An mcp.json, or a client's name, whose servers to start. Default: the built-in ones.",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A hub id or folder: is it safe to train on its template's tokens?")
@@ -44,6 +49,8 @@ def doctor(
 
     Exits 1 if a check fails; each failure comes with the command that fixes it. Keys are never shown.
     Nothing leaves this machine, unless --model names one that is not on it.
+
+    Without --servers, list the files in which MCP clients of this machine keep servers.
 
     With --model, check its tokens too: suffixes that do not depend on the history, calls that read back,
     control tokens that tools cannot forge, and what is done to its logits.

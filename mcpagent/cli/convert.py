@@ -26,6 +26,7 @@ from mcpagent.cli.options import (
     next_round,
     out_file,
     refuse_existing,
+    servers_file,
 )
 from mcpagent.cli.readers import YesReadOnly, with_readers
 from mcpagent.config.dataset_servers import FILE_NAME, DatasetServers
@@ -65,8 +66,10 @@ def convert(
     servers: Annotated[
         Path | None,
         typer.Option(
-            help="An mcp.json, or `builtin`. Calls of chats are made there. A spec is checked against it, "
-            "and its tools are offered; by default nothing is checked, and the offer is what the spec names."
+            callback=servers_file,
+            help="An mcp.json, a client's name, or `builtin`. Calls of chats are made there. A spec is "
+            "checked against it, and its tools are offered; by default nothing is checked, and the offer is "
+            "what the spec names.",
         ),
     ] = None,
     read_only: ReadOnly = None,

@@ -16,6 +16,7 @@ from mcpagent.cli.options import (
     group_app,
     out_file,
     refuse_existing,
+    servers_file,
     task_file,
 )
 from mcpagent.cli.results import stage_rows
@@ -45,7 +46,11 @@ def validate(
     file: _File,
     servers: Annotated[
         Path | None,
-        typer.Option(help="An mcp.json whose tools the tasks may use. Default: the built-in servers."),
+        typer.Option(
+            callback=servers_file,
+            help="An mcp.json, or a client's name, whose tools the tasks may use. Default: the built-in "
+            "servers.",
+        ),
     ] = None,
     catalog: Annotated[bool, typer.Option(help="Check tools and arguments against the servers.")] = True,
     execute: Annotated[

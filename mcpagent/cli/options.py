@@ -7,10 +7,12 @@ import inspect
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -81,6 +83,34 @@ def task_file(value: Path | None) -> Path | None:
     return dataset_file(value, "heldout", "validation", "train")
 
 
+def servers_file(value: Path | None) -> Path | None:
+    """Return the file of `--servers`; if it is not there, but has the name of an MCP client, that client's.
+    Before the first start of its servers the programs are shown, and a person at the terminal is asked.
+    Raises UserError."""
+    client = str(value)
+    if value is None or value.exists():
+        return value
+    from mcpagent.tools.clients import client_file, client_places
+    from mcpagent.tools.servers_config import StdioServer, load_servers
+    from mcpagent.tools.setup import is_named, note_named
+
+    places, found, console = client_places(client), client_file(client), Console()
+    if not places:
+        return value
+    if found is None:
+        looked = ", ".join(map(str, places))
+        raise UserError(f"{client} has no file of servers here: {looked}", where=f"--servers {client}")
+    console.note(f"servers of {client}: {found}")
+    if not is_named(found):
+        for server in load_servers(found).servers:
+            started = server.in_shell if isinstance(server, StdioServer) else urlsplit(server.url).hostname
+            console.note(f"  {server.name}: {started}")
+        if console.is_terminal and sys.stdin.isatty():
+            typer.confirm("Start them?", abort=True, err=True)
+        note_named(found)
+    return found
+
+
 Checkpoint = Annotated[
     Path,
     typer.Argument(
@@ -104,7 +134,9 @@ Servers = Annotated[
     Path | None,
     typer.Option(
         "--servers",
-        help="An mcp.json. Default: the servers that the dataset remembers, else those of the run, else the "
+        callback=servers_file,
+        help="An mcp.json, or a client whose file is taken: claude, claude-code, cursor, vscode, windsurf, "
+        "zed and others. Default: the servers that the dataset remembers, else those of the run, else the "
         "built-in ones.",
     ),
 ]

@@ -9,7 +9,15 @@ from typing import Annotated
 
 import typer
 
-from mcpagent.cli.options import ConfigOptions, HeldoutServer, Json, ReadOnly, SeedValue, Settings
+from mcpagent.cli.options import (
+    ConfigOptions,
+    HeldoutServer,
+    Json,
+    ReadOnly,
+    SeedValue,
+    Settings,
+    servers_file,
+)
 from mcpagent.cli.readers import YesReadOnly, with_readers
 from mcpagent.cli.results import part_blocks
 from mcpagent.console import Block, Console, Facts, Table, duration
@@ -50,7 +58,9 @@ def quickstart(
     servers: Annotated[
         Path | None,
         typer.Option(
-            help="An mcp.json: explore these servers, and learn to use them. Default: the built-in ones."
+            callback=servers_file,
+            help="An mcp.json, or a client whose file is taken (claude, cursor, vscode and others): explore "
+            "these servers, and learn to use them. Default: the built-in ones.",
         ),
     ] = None,
     read_only: ReadOnly = None,

@@ -216,7 +216,7 @@ def load_servers(path: Path) -> ServersFile:
     return _Reader(path=path, text=text, variables=known_variables(path)).read(document)
 
 
-# Where clients keep their servers: most of them; VS Code; Zed; the settings of VS Code; Amp; opencode.
+# Where files have their servers: most of them; VS Code; Zed; the settings of VS Code; Amp; opencode.
 _PLACES = (
     *(("mcpServers",), ("servers",), ("context_servers",)),
     *(("mcp", "servers"), ("mcp.servers",), ("amp.mcpServers",), ("mcp",)),
@@ -228,11 +228,12 @@ def _entries_in(document: object) -> dict[str, Any] | None:
     document itself may be the map."""
     if not isinstance(document, dict):
         return None
-    for place in _PLACES:
+    # Claude Code writes an empty map for each project, so what is empty is passed over.
+    for place in (("projects", str(Path.cwd()), "mcpServers"), *_PLACES):
         entries: Any = document
         for key in place:
             entries = entries.get(key) if isinstance(entries, dict) else None
-        if isinstance(entries, dict) and not _is_entry(entries):
+        if isinstance(entries, dict) and entries and not _is_entry(entries):
             return entries
     return document if document and all(map(_is_entry, document.values())) else None
 

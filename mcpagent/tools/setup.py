@@ -90,6 +90,11 @@ def note_named(servers: Path) -> None:
             return
 
 
+def is_named(servers: Path) -> bool:
+    """Return whether a person named this file here once, at this place or with these contents."""
+    return any(mark.exists() for mark in _marks(servers))
+
+
 def check_named(servers: Path, *, by: Path) -> None:
     """Raise UserError for a file that is gone, and for one that was never named here, neither at this place
     nor with these contents. `by` is the file that names it."""
@@ -99,7 +104,7 @@ def check_named(servers: Path, *, by: Path) -> None:
             where=str(by),
             remedy="name them with --set tools.servers=FILE (or --servers FILE), or fix the path there",
         )
-    if not any(mark.exists() for mark in _marks(servers)):
+    if not is_named(servers):
         raise UserError(
             f"the dataset names programs to start, in {servers}, which were never used on this machine",
             where=str(by),
