@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 
 from mcpagent.core.records import JsonObject, Metric, Record
@@ -15,6 +16,7 @@ from mcpagent.evaluate.summary import IN_ANY_FORM, EvalResult, is_rate
 from mcpagent.tools.metrics import PoolMetrics
 
 SCHEMA_VERSION = 2
+_NAMED_SERVERS = 4  # in the title
 SETTINGS = (("greedy", ""), ("sampled", SAMPLED))
 SHOWN_METRICS: dict[str, str] = {
     "answer_form_rate": "Answer in the stated form",
@@ -108,7 +110,7 @@ def document_of(run: RunView) -> ReportDocument:
     """Return the figures of a run's report."""
     return ReportDocument(
         run=str(run.path),
-        title=str(run.manifest.get("title") or run.path.resolve().name),
+        title=_title(run),
         about=str(run.manifest.get("about") or ""),
         split=run.split,
         verdicts=tuple(judge(run)),
@@ -125,6 +127,16 @@ def document_of(run: RunView) -> ReportDocument:
         config=run.config,
         evaluations={name: e.provenance for name, e in run.evaluations.items()},
     )
+
+
+def _title(run: RunView) -> str:
+    """Return what was trained, on which servers, and when the run began; what is not known is left out."""
+    model = Path(str((run.config.get("model") or {}).get("name") or "")).name
+    named = str(run.manifest.get("title") or f"{run.path.resolve().name}{': ' if model else ''}{model}")
+    servers = sorted({*run.manifest.get("server_versions", ()), *run.nonces.results})
+    more = f" and {len(servers) - _NAMED_SERVERS} more servers" if len(servers) > _NAMED_SERVERS else ""
+    on = f" on {', '.join(servers[:_NAMED_SERVERS])}{more}" if servers else ""
+    return ", ".join(filter(None, (named + on, str(run.manifest.get("created_at") or "")[:10])))
 
 
 def _success_rows(run: RunView) -> list[SuccessRow]:
@@ -170,7 +182,8 @@ def _rows_of_pair(name: str, before: EvalResult | None, after: EvalResult | None
         row("all", [e and e.metrics["task_success"] for e in sides], whole),
         row("scored only", [e and e.metrics["task_success_scored"] for e in sides], whole),
     ]
-    for part in whole.parts[1:] if whole is not None else ():
+    parts = whole.parts[1:] if whole is not None else ()
+    for part in sorted(parts, key=lambda part: (not part.has_fallen, part.b.value or 0.0)):
         told = {"difference": part.difference, "p_value": part.adjusted_p}
         rows.append(row(part.name, [part.a, part.b], None).model_copy(update=told))
     return rows

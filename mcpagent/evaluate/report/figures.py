@@ -16,6 +16,7 @@ from mcpagent.evaluate.report.run_data import RunView
 from mcpagent.reward.rule import WEIGHTS
 
 TREND_STEPS = 5  # trailing mean, drawn over the raw points
+_ZERO = 1e-6  # of rates and nats: less is the noise of float32
 COLOURS = tuple(f"--series-{i}" for i in range(1, 4))
 
 
@@ -50,6 +51,7 @@ class Chart(Record):
     summary: str
     is_rate: bool
     curves: tuple[Curve, ...]
+    is_zero: bool = False  # at every step, but for what rounding leaves
     figure: JsonObject = Field(exclude=True, default={})
 
 
@@ -88,10 +90,14 @@ CHARTS: dict[str, ChartSpec] = {
         percent=True,
         trend=True,
     ),
-    "kl": ChartSpec("KL to the reference", "Nats per token.", {"kl": "KL"}),
+    "kl": ChartSpec(
+        "KL to the reference",
+        "How far the policy is from the model that the loss holds it to, in nats per token.",
+        {"kl": "KL"},
+    ),
     "update": ChartSpec(
         "KL of one update",
-        "Nats per token, from the policy that sampled to the updated one.",
+        "How far one step moves the policy from the one that sampled its episodes, in nats per token.",
         {"approx_kl": "KL of the update"},
     ),
     "clip": ChartSpec(
@@ -106,7 +112,9 @@ CHARTS: dict[str, ChartSpec] = {
         {"logprob_drift_mean": "mean", "logprob_drift_p99": "99th percentile"},
     ),
     "sampler_kl": ChartSpec(
-        "KL of sampler and trainer", "Nats per token, at the same weights.", {"sampler_kl": "KL"}
+        "KL of sampler and trainer",
+        "How differently the two compute the same weights, in nats per token: the less the better.",
+        {"sampler_kl": "KL"},
     ),
     "entropy": ChartSpec("Entropy", "Nats per token of the sampling distribution.", {"entropy": "entropy"}),
     "gradient": ChartSpec("Gradient norm", "Before clipping.", {"grad_norm": "gradient norm"}),
@@ -182,6 +190,7 @@ def _chart(chart_id: str, spec: ChartSpec, steps: list[int], lines: Sequence[tup
         summary=_summary(spec, steps, curves),
         is_rate=spec.percent,
         curves=curves,
+        is_zero=max(map(abs, shown)) < _ZERO,
         figure={"data": traces, "layout": layout},
     )
 
@@ -204,7 +213,7 @@ def fitting_axis(rates: Sequence[float]) -> list[float]:
 
 
 def _traces(spec: ChartSpec, curve: Curve, colour: str, steps: list[int], *, alone: bool) -> list[JsonObject]:
-    hover = "%{y:.1%}" if spec.percent else "%{y:.4~g}"
+    hover = "%{y:.1%}" if spec.percent else "%{y:,.7~f}"
     common: JsonObject = {"type": "scatter", "x": steps, "name": curve.label, "hovertemplate": hover}
     line: JsonObject = {
         **common,
@@ -230,7 +239,8 @@ def _layout(*, is_rate: bool, legend: bool, shown: Sequence[float]) -> JsonObjec
         "fixedrange": True,
         "automargin": True,
     }
-    y: JsonObject = {**axis, "rangemode": "tozero", "nticks": 6}
+    # Plain digits: a reader takes "6µ" for a name, and "0.5p" for a rate.
+    y: JsonObject = {**axis, "rangemode": "tozero", "nticks": 6, "exponentformat": "none"}
     if is_rate:
         y |= {"tickformat": ".2~%", "range": fitting_axis(shown)}  # half a percent is not "0%"
     return {

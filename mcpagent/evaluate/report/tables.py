@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
 from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.figures import TREND_STEPS
-from mcpagent.evaluate.report.numbers import ABSENT, mean, number, rate
+from mcpagent.evaluate.report.numbers import ABSENT, mean, number, points, rate
 from mcpagent.evaluate.summary import ABOUT_ANY_FORM, IN_ANY_FORM
 from mcpagent.tools.metrics import ToolMetrics
 
@@ -16,20 +16,33 @@ from mcpagent.tools.metrics import ToolMetrics
 @dataclass(frozen=True)
 class Table:
     """A table of texts. A star marks a column of numbers, which stand to the right; `hint` says what a reader
-    needs to know first."""
+    needs to know first; `zero` are the names of the rows that held nothing but zeros, and are left out."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     hint: str
+    zero: Sequence[str] = ()
 
 
 def _table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, hint: str = ""
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    hint: str = "",
+    values: slice = slice(0),
 ) -> list[Table]:
-    """Return a table, or nothing without rows. None is shown as a dash."""
+    """Return a table, or nothing without rows. None is shown as a dash. `values` are the cells of a row of
+    which at least one must not be zero."""
     cells = [[_text(value) for value in row] for row in rows]
-    return [Table(title, columns, cells, hint)] if cells else []
+    shown = [row for row in cells if not row[values] or not all(map(_is_zero, row[values]))]
+    zero = [row[0] for row in cells if row not in shown]
+    return [Table(title, columns, shown, hint, zero)] if cells else []
+
+
+def _is_zero(cell: str) -> bool:
+    return set(cell.partition(" [")[0]) <= set(f"{ABSENT}−+0.,%")
 
 
 def _text(value: object) -> str:
@@ -44,11 +57,13 @@ def measures_table(document: ReportDocument) -> list[Table]:
     hint = "Greedy unless marked. pass@k: at least one of k attempts succeeds; pass^k: all of them do."
     if any(row.name == IN_ANY_FORM for row in document.measures):
         hint += f" {ABOUT_ANY_FORM}"
-    return _table("Other measures", ("Measure", "*Before", "*After"), rows, hint=hint)
+    columns = ("Measure", "*Before", "*After")
+    return _table("Other measures", columns, rows, hint=hint, values=slice(1, 3))
 
 
-def breakdown_tables(breakdown: Breakdown | None) -> list[Table]:
-    """Return how an evaluation called, its slices, and what went wrong."""
+def breakdown_tables(breakdown: Breakdown | None, before: Breakdown | None) -> list[Table]:
+    """Return how an evaluation called, its slices next to those `before`, the worst first, and what went
+    wrong."""
     if breakdown is None:
         return []
     calls = [
@@ -56,21 +71,46 @@ def breakdown_tables(breakdown: Breakdown | None) -> list[Table]:
         for name, metric in breakdown.measures.items()
         if metric.value is not None
     ]
-    slices = [
-        (by, part, rate(one.task_success), one.n_tasks)
-        for by, parts in breakdown.slices.items()
-        for part, one in parts.items()
-        if len(parts) > 1
-    ]
+    parts = [(by, *one) for by, of in breakdown.slices.items() for one in of.items() if len(of) > 1]
+    slices: list[Sequence[object]] = []
+    for by, part, one in sorted(parts, key=lambda each: each[2].task_success.value or 0.0):
+        earlier = before and before.slices.get(by, {}).get(part)
+        was, now = earlier and earlier.task_success, one.task_success
+        ends = [m.value for m in (was, now) if m is not None and m.value is not None]
+        change = points(ends[1] - ends[0]) if len(ends) == 2 else None
+        slices.append((by, part, rate(was), rate(now), change, one.n_tasks))
     errors = [
         (_words(kind), ERRORS[kind], error.episodes, error.example)
         for kind, error in breakdown.errors.items()
     ]
     return [
-        *_table("How it calls", ("Measure", "*Value", "*Tasks"), calls),
-        *_table("Where it succeeds", ("By", "Part", "*Task success", "*Tasks"), slices),
+        *_table("How it calls", ("Measure", "*Value", "*Tasks"), calls, values=slice(1, 2)),
+        *_table(
+            "Where it succeeds, the worst first",
+            ("By", "Part", "*Before", "*After", "*Change", "*Tasks"),
+            slices,
+        ),
         *_table("What went wrong", ("Kind", "What it is", "*Episodes", "Example"), errors),
     ]
+
+
+TERMS = {
+    "success": "the task is done: every check that it has holds",
+    "partial": "the share of the plan and the answer that is right",
+    "penalty": "the costs of needless and invalid calls",
+    "S": "every call of the plan was made, and none where none is right",
+    "coverage": "share of the plan's calls that were made",
+    "answer": "the answer is right",
+    "answer_form": "the answer has the form that the question asks for",
+    "must_call": "the tool that has to be called was called",
+    "state": "the servers end in the state that was asked for",
+    "abstain": "nothing was called where no call is right",
+    "stray_writes": "calls per episode that wrote what was not asked for",
+    "excess": "calls per episode beyond those of the plan",
+    "invalid_rate": "share of calls that no tool takes",
+    "sequence_exact": "the calls of the plan and no others",
+    "judge": "a judge's verdict",
+}
 
 
 def terms_table(document: ReportDocument) -> list[Table]:
@@ -78,6 +118,7 @@ def terms_table(document: ReportDocument) -> list[Table]:
     rows = [
         (
             term.name,
+            TERMS.get(term.name, "of this run's own"),
             f"{term.weight:g}".replace("-", "−") if term.weight else None,
             *(number(term.first), number(term.last), number(term.correlation_with_success, digits=2)),
         )
@@ -88,9 +129,8 @@ def terms_table(document: ReportDocument) -> list[Table]:
         "Means over the episodes of training steps. Terms without a weight are measured, and earn nothing. A "
         "term that goes against success has a negative correlation."
     )
-    return _table(
-        "Reward terms", ("Term", "*Weight", first, last, "*Correlation with success"), rows, hint=hint
-    )
+    columns = ("Term", "What it is", "*Weight", first, last, "*Correlation with success")
+    return _table("Reward terms", columns, rows, hint=hint, values=slice(3, 5))
 
 
 def control_tables(document: ReportDocument) -> list[Table]:

@@ -12,13 +12,15 @@ import pytest
 from mcpagent.core.trajectory import Judgement, Trajectory
 from mcpagent.errors import UserError
 from mcpagent.evaluate.breakdown import break_down
-from mcpagent.evaluate.report.document import Cost
+from mcpagent.evaluate.report.document import Cost, document_of
 from mcpagent.evaluate.report.episode_html import episode_html
 from mcpagent.evaluate.report.episodes import gold_calls
 from mcpagent.evaluate.report.page import cost_text, write_report
 from mcpagent.evaluate.report.run_data import read_run
+from mcpagent.evaluate.report.tables import TERMS
 from mcpagent.evaluate.report.template import script_json
 from mcpagent.evaluate.summary import summarise
+from mcpagent.reward.rule import TERM_NAMES
 from tests.evaluate.records import call, result, trajectory, turn
 from tests.evaluate.report.browser import chromium
 from tests.evaluate.run_folder import write_evaluation, write_run
@@ -119,6 +121,55 @@ def test_what_went_wrong_and_where_is_on_the_page_with_an_example(tmp_path: Path
         assert text in page.text, text
     assert "Where it succeeds" in page.text and "polygon" in page.text
     assert "How it calls" in page.text and "abstention recall" in page.text
+
+
+def test_one_episode_before_and_after_comes_before_all_verdicts_and_tables(page: _Page) -> None:
+    at = [page.text.index(text) for text in ("One episode, before and after", "✗ failure", "Verdicts")]
+    assert at == sorted(at)
+    assert page.text.index("Verdicts") < page.text.index("More episodes, before and after")
+
+
+def test_the_title_names_what_was_trained_the_servers_and_the_date(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tasks=6)
+    servers = dict.fromkeys("abcdef", "1")
+    facts = {"created_at": "2026-11-29T06:42:43+00:00", "server_versions": servers}
+    (run / "manifest.json").write_text(json.dumps(facts))
+    (run / "config.yaml").write_text("model:\n  name: Qwen/Qwen3-0.6B\n")
+    title = document_of(read_run(run)).title
+    assert title == "run: Qwen3-0.6B on a, b, c, d and 3 more servers, 2026-11-29"  # polygon is the third
+    (run / "manifest.json").write_text(json.dumps({"title": "mine"}))
+    assert document_of(read_run(run)).title == "mine on polygon"
+
+
+def test_the_worst_part_comes_first_with_before_and_after_and_its_loss_in_colour(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for name, lost in (("warm_start", ()), ("trained", ("y-0", "y-1"))):
+        names = [f"{kind}-{i}" for kind in ("x", "y") for i in range(2)]
+        tasks = [task(each).model_copy(update={"extra_info": {"class": each[0]}}) for each in names]
+        episodes = [failed(RIGHT, name=each, success=float(each not in lost)) for each in names]
+        told = summarise(episodes).with_provenance({}, breakdown=break_down(tasks, episodes))
+        (run / "eval" / f"{name}.json").write_text(told.model_dump_json())
+    html = write_report(run).read_text(encoding="utf-8")
+    rows = re.findall(r'<th data-label="By">class</th><td data-label="Part">(\w)</td>(.*)</tr>', html)
+    assert [part for part, _ in rows] == ["y", "x"]
+    assert 'class="num lost">−100.0<' in rows[0][1] and "lost" not in rows[1][1]
+
+
+def test_rows_and_curves_of_zeros_are_named_and_not_drawn(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tasks=6)
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [{**step, "clip_fraction": 0.0, "approx_kl": 1e-13, "reward_excess": 0.0} for step in steps]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = _Page(write_report(run).read_text())
+    assert "Below a millionth at every step: KL of one update, Clip fraction" in page.text
+    drawn = {str(attributes.get("id")) for _, attributes in page.elements}
+    assert "chart-kl" in drawn and not {"chart-clip", "chart-update"} & drawn
+    assert "Zero, and left out: Invalid calls" in page.text
+    assert "Zero, and left out: excess." in page.text
+
+
+def test_every_reward_term_is_explained() -> None:
+    assert set(TERM_NAMES) <= TERMS.keys()
 
 
 def test_text_of_a_trajectory_cannot_become_markup(tmp_path: Path) -> None:
