@@ -210,7 +210,7 @@ def export(
         (done.kind, str(done.out)),
         ("checkpoint", f"{done.checkpoint}{f' ({done.why})' if done.why else ''}"),
         ("card", str(done.out / "README.md")),
-        ("next", f"mcpagent eval checkpoint {done.out} --data {done.data}"),
+        *zip(("next", *len(done.commands) * [""]), done.commands, strict=False),
     ]
     Console(is_json=as_json).print_blocks(done, [Facts(facts)])
 

@@ -4,8 +4,11 @@ card."""
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,9 @@ from mcpagent.config.loader import load_train_config
 from mcpagent.config.schema import TrainConfig
 from mcpagent.core.records import JsonObject, Metric
 from mcpagent.core.redact import SECRETS
+from mcpagent.env.parsing import LOADED_DIALECTS
 from mcpagent.errors import UserError
-from mcpagent.models.probe import PROBE_FILE
+from mcpagent.models.probe import PROBE_FILE, trained_format
 from mcpagent.models.weights import weight_shapes
 from mcpagent.run.episodes import next_data
 from mcpagent.storage.atomic import atomic_dir
@@ -36,6 +40,19 @@ from mcpagent.storage.packages import missing, require
 from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.train.trackers import safe_config
 
+# The parser of `vllm serve` that reads each format; it has none for the others, which are written as text.
+TOOL_PARSERS = {
+    "hermes": "hermes",
+    "qwen3_coder": "qwen3_coder",
+    "glm": "glm45",
+    "llama3": "llama3_json",
+    "mistral": "mistral",
+    "pythonic": "lfm2",
+    "harmony": "openai",
+    "gemma4": "gemma4",
+    "atem": "muse_glimmer",
+}
+_LORA_RANKS = (16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as the largest
 _SHOWN_STEP = ("reward_mean", "success_rate", "calls_mean", "tokens_mean", "kl", "entropy", "loss")
 _VERSIONS = ("mcpagent", "torch", "transformers", "peft")
 
@@ -64,7 +81,7 @@ def model_card(checkpoint: Path, run: RunFolder | None, config: TrainConfig, *, 
 {kind} {_short(base) if base else "an unnamed base"}, which calls tools over MCP.
 Weights (SHA-256 over the checkpoint's files): `{weights_sha256(checkpoint)}`
 
-{about.rstrip()}
+{_forms(_tool_format(checkpoint))}{about.rstrip()}
 """
 
 
@@ -81,6 +98,7 @@ def _training(checkpoint: Path, run: RunFolder, config: TrainConfig) -> str:
     return f"""## Data and training
 
 - data: {data.get("tasks")} tasks of `{_short(data.get("train", ""))}`, SHA-256 `{data.get("sha256")}`
+- servers: {_servers(run)}
 - tools: catalog `{manifest.get("catalog_hash")}`
 - algorithm: {config.algorithm}, {config.finetune.mode}, seed {config.seed}
 - steps: {step_of(checkpoint)}
@@ -95,6 +113,46 @@ def _training(checkpoint: Path, run: RunFolder, config: TrainConfig) -> str:
 ```yaml
 {yaml.safe_dump(safe, sort_keys=False).rstrip()}
 ```"""
+
+
+def _tool_format(folder: Path) -> str | None:
+    """Return the format that the model calls tools in: that of its run, else that of its chat template."""
+    named = trained_format(str(folder))
+    if named not in (None, "auto") or missing("hf"):
+        return named
+    from mcpagent.env.tool_format import open_renderer
+    from mcpagent.models.load import load_tokenizer
+
+    with suppress(UserError):  # no template, or code of its own that nobody allowed
+        named = open_renderer(load_tokenizer(str(folder)), name=str(folder)).tool_format
+        return "hermes" if named == "auto" else named  # what `auto` writes
+    return None
+
+
+def _forms(tool_format: str | None) -> str:
+    """Return the section on how the model calls and answers; nothing if no run says it."""
+    if tool_format is None or tool_format not in LOADED_DIALECTS:
+        return ""
+    call = LOADED_DIALECTS[tool_format].write([("get_weather", {"city": "Oslo"})])
+    return f"""## Calls and answers
+
+Tools are called in the format `{tool_format}`:
+
+```
+{call.strip()}
+```
+
+The last message is the answer. If a question says what form its answer has, one line of it is `Answer: ...`.
+
+"""
+
+
+def _servers(run: RunFolder) -> str:
+    """Return the servers with the versions that they reported."""
+    versions = run.manifest.get("server_versions", {})
+    metrics = next((row["tool_metrics"] for row in run.metrics() if "tool_metrics" in row), {"servers": ()})
+    names = sorted({*versions, *(server["server"] for server in metrics["servers"])})
+    return ", ".join(f"{name} {versions.get(name, '(no version)')}" for name in names) or "not recorded"
 
 
 def _measured(checkpoint: Path, run: RunFolder) -> Iterator[str]:
@@ -143,14 +201,14 @@ def _short(path: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     """A checkpoint that was written. `kind` is model or adapter; `why` says how the checkpoint was chosen
-    from a run; `data` is the file that the run was judged on, FILE if none is known."""
+    from a run; `commands` are what one types next."""
 
     out: Path
     checkpoint: Path
     why: str
     kind: str
     weights_sha256: str | None
-    data: str
+    commands: tuple[str, ...]
 
 
 def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
@@ -189,8 +247,40 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
         why=resolved.why,
         kind="adapter" if is_adapter else "model",
         weights_sha256=weights_sha256(out),
-        data="FILE" if run is None else next_data(config),
+        commands=(
+            f"mcpagent eval checkpoint {out} --data {'FILE' if run is None else next_data(config)}",
+            f"hf upload {_repository(out)} {shlex.quote(str(out))}",
+            *_serving(out, base=_base(checkpoint, config.model.name) if is_adapter else None),
+        ),
     )
+
+
+def _repository(out: Path) -> str:
+    """Return a name that the hub and a server take."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", out.resolve().name)
+
+
+def _serving(out: Path, *, base: str | None) -> Iterator[str]:
+    """Yield the commands that serve an export, of adapters with their `base`: by vLLM, and by llama.cpp if
+    its converter is on the path."""
+    folder, name = shlex.quote(str(out)), _repository(out)
+    command = ["vllm", "serve", str(out) if base is None else base]
+    if base is not None:
+        rank = json.loads((out / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+        largest = next((each for each in _LORA_RANKS if each >= rank), rank)
+        command += ["--enable-lora", "--max-lora-rank", str(largest)]
+        command += ["--lora-modules", f"{_repository(out)}={out}"]
+        if (template := out / "chat_template.jinja").is_file():
+            command += ["--chat-template", str(template)]
+    if parser := TOOL_PARSERS.get(_tool_format(out) or ""):
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
+    yield shlex.join(command)
+    converter = "convert_hf_to_gguf.py" if base is None else "convert_lora_to_gguf.py"
+    if shutil.which(converter):
+        of_base = "" if base is None else f"--base-model-id {shlex.quote(base)} "
+        if base is not None and Path(base).is_dir():
+            of_base = f"--base {shlex.quote(base)} "
+        yield f"{converter} {of_base}{folder} --outfile {name}.gguf"
 
 
 def _check_sizes(checkpoint: Path) -> None:

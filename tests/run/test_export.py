@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from mcpagent.config.environment import resource_path
+from mcpagent.env.parsing import LOADED_DIALECTS, parse_action
 from mcpagent.errors import UserError
-from mcpagent.run.export import export
+from mcpagent.run.export import TOOL_PARSERS, export
 from mcpagent.run.train import run_training
 from mcpagent.storage.run_folder import RunFolder
 from tests.run.world import TRAIN, short_run
@@ -117,6 +121,53 @@ def test_the_card_tells_data_settings_and_what_was_measured(lora_run: Path, tmp_
     assert "learning_rate: 0.1" in body
     assert str(lora_run.parent) not in card, "a card is published: no folder of this machine"
     assert "More Information Needed" not in card
+
+
+def test_the_card_names_the_servers_with_versions_and_shows_a_call(lora_run: Path, tmp_path: Path) -> None:
+    export(lora_run, tmp_path / "adapter")
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    versions = RunFolder.open(lora_run).manifest["server_versions"]
+    assert versions
+    assert f"- servers: {', '.join(f'{name} {versions[name]}' for name in sorted(versions))}\n" in card
+    shown = card.split("## Calls and answers")[1].split("```")[1]
+    (call,) = parse_action(shown, tool_format="hermes").calls
+    assert (call.tool, call.arguments) == ("get_weather", {"city": "Oslo"})
+    assert "`Answer: ...`" in card
+
+
+def test_what_is_typed_next_serves_the_adapter_on_its_base_with_the_parser_of_its_format(
+    lora_run: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "my adapter"
+    done = export(lora_run, out)
+    _, upload, serve = map(shlex.split, done.commands)
+    assert upload == ["hf", "upload", "my-adapter", str(out)]
+    assert serve[:3] == ["vllm", "serve", str(tiny_checkpoint)]
+    told = dict(pairwise(serve))
+    assert told["--lora-modules"] == f"my-adapter={out}"
+    assert int(told["--max-lora-rank"]) >= json.loads((out / "adapter_config.json").read_text())["r"]
+    assert told["--chat-template"] == str(out / "chat_template.jinja")
+    assert told["--tool-call-parser"] == "hermes" and "--enable-auto-tool-choice" in serve
+    merged = shlex.split(export(lora_run, tmp_path / "merged", merge=True).commands[2])
+    assert merged[:3] == ["vllm", "serve", str(tmp_path / "merged")] and "--enable-lora" not in merged
+
+
+def test_a_converter_on_the_path_is_one_more_command(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(export(tiny_checkpoint, tmp_path / "first").commands) == 3
+    converter = tmp_path / "bin" / "convert_hf_to_gguf.py"
+    converter.parent.mkdir()
+    converter.touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{converter.parent}:{os.environ['PATH']}")
+    out = tmp_path / "second"
+    assert export(tiny_checkpoint, out).commands[-1] == f"{converter.name} {out} --outfile second.gguf"
+
+
+def test_every_format_with_marks_of_its_own_has_a_parser() -> None:
+    """json and xml are text that only we read."""
+    assert LOADED_DIALECTS.keys() - TOOL_PARSERS.keys() == {"json", "xml"}
+    assert TOOL_PARSERS.keys() <= LOADED_DIALECTS.keys()
 
 
 def test_a_full_checkpoint_is_a_model_either_way(tiny_checkpoint: Path, tmp_path: Path) -> None:
