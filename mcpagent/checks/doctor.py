@@ -293,12 +293,10 @@ def doctor(
 
 def check_clients() -> list[CheckResult]:
     """Say which MCP clients keep servers in a file that `--servers NAME` takes."""
-    files = ((client, client_file(client)) for client in CLIENTS)
-    counts = [(client, file, len(server_names(file))) for client, file in files if file is not None]
     return [
-        result(f"client {client}", PASS, f"{counted(count, 'server')} in {file}: --servers {client}")
-        for client, file, count in counts
-        if count
+        result(f"client {client}", PASS, f"{counted(len(names), 'server')} in {file}: --servers {client}")
+        for client in CLIENTS
+        if (file := client_file(client)) and (names := server_names(file))
     ]
 
 

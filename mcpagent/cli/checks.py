@@ -15,11 +15,11 @@ from mcpagent.cli.options import (
     ConfigOptions,
     Json,
     Overwrite,
+    Servers,
     Settings,
     group_app,
     out_file,
     refuse_existing,
-    servers_file,
 )
 from mcpagent.console import Block, Console, Facts, counted
 from mcpagent.errors import RunError, UserError
@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    servers: Annotated[
-        Path | None,
-        typer.Option(
-            callback=servers_file,
-            help="An mcp.json, or a client's name, whose servers to start. Default: the built-in ones.",
-        ),
-    ] = None,
+    servers: Servers = None,
     model: Annotated[
         str | None, typer.Option(help="A hub id or folder: is it safe to train on its template's tokens?")
     ] = None,

@@ -67,9 +67,8 @@ def convert(
         Path | None,
         typer.Option(
             callback=servers_file,
-            help="An mcp.json, a client's name, or `builtin`. Calls of chats are made there. A spec is "
-            "checked against it, and its tools are offered; by default nothing is checked, and the offer is "
-            "what the spec names.",
+            help="An mcp.json, a client, or `builtin`. Calls of chats are made there. A spec is checked by "
+            "it, and its tools are offered; by default nothing is checked, and the spec names the offer.",
         ),
     ] = None,
     read_only: ReadOnly = None,

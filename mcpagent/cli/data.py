@@ -12,11 +12,11 @@ from mcpagent.cli.options import (
     ConfigOptions,
     Json,
     Overwrite,
+    Servers,
     Settings,
     group_app,
     out_file,
     refuse_existing,
-    servers_file,
     task_file,
 )
 from mcpagent.cli.results import stage_rows
@@ -44,14 +44,7 @@ _Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")
 
 def validate(
     file: _File,
-    servers: Annotated[
-        Path | None,
-        typer.Option(
-            callback=servers_file,
-            help="An mcp.json, or a client's name, whose tools the tasks may use. Default: the built-in "
-            "servers.",
-        ),
-    ] = None,
+    servers: Servers = None,
     catalog: Annotated[bool, typer.Option(help="Check tools and arguments against the servers.")] = True,
     execute: Annotated[
         bool,

@@ -94,21 +94,20 @@ def servers_file(value: Path | None) -> Path | None:
     from mcpagent.tools.servers_config import StdioServer, load_servers
     from mcpagent.tools.setup import is_named, note_named
 
-    places, found, console = client_places(client), client_file(client), Console()
+    places, place, console = client_places(client), client_file(client), Console()
     if not places:
         return value
-    if found is None:
-        looked = ", ".join(map(str, places))
-        raise UserError(f"{client} has no file of servers here: {looked}", where=f"--servers {client}")
-    console.note(f"servers of {client}: {found}")
-    if not is_named(found):
-        for server in load_servers(found).servers:
+    if place is None:
+        raise UserError(f"{client} has none of {', '.join(map(str, places))}", where=f"--servers {client}")
+    console.note(f"servers of {client}: {place}")
+    if not is_named(place):
+        for server in load_servers(place).servers:
             started = server.in_shell if isinstance(server, StdioServer) else urlsplit(server.url).hostname
             console.note(f"  {server.name}: {started}")
         if console.is_terminal and sys.stdin.isatty():
             typer.confirm("Start them?", abort=True, err=True)
-        note_named(found)
-    return found
+        note_named(place)
+    return place
 
 
 Checkpoint = Annotated[
@@ -136,8 +135,8 @@ Servers = Annotated[
         "--servers",
         callback=servers_file,
         help="An mcp.json, or a client whose file is taken: claude, claude-code, cursor, vscode, windsurf, "
-        "zed and others. Default: the servers that the dataset remembers, else those of the run, else the "
-        "built-in ones.",
+        "zed and others. Default: those that the dataset remembers, else those of the run, else the built-in "
+        "ones.",
     ),
 ]
 ReadOnly = Annotated[

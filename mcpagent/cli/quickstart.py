@@ -9,15 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mcpagent.cli.options import (
-    ConfigOptions,
-    HeldoutServer,
-    Json,
-    ReadOnly,
-    SeedValue,
-    Settings,
-    servers_file,
-)
+from mcpagent.cli.options import ConfigOptions, HeldoutServer, Json, ReadOnly, SeedValue, Servers, Settings
 from mcpagent.cli.readers import YesReadOnly, with_readers
 from mcpagent.cli.results import part_blocks
 from mcpagent.console import Block, Console, Facts, Table, duration
@@ -55,14 +47,7 @@ def quickstart(
             "which is built from nothing."
         ),
     ] = None,
-    servers: Annotated[
-        Path | None,
-        typer.Option(
-            callback=servers_file,
-            help="An mcp.json, or a client whose file is taken (claude, cursor, vscode and others): explore "
-            "these servers, and learn to use them. Default: the built-in ones.",
-        ),
-    ] = None,
+    servers: Servers = None,
     read_only: ReadOnly = None,
     yes_read_only: YesReadOnly = False,
     seed_value: SeedValue = None,

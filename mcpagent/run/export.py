@@ -41,17 +41,9 @@ from mcpagent.storage.run_folder import RunFolder, step_of
 from mcpagent.train.trackers import safe_config
 
 # The parser of `vllm serve` that reads each format; it has none for the others, which are written as text.
-TOOL_PARSERS = {
-    "hermes": "hermes",
-    "qwen3_coder": "qwen3_coder",
-    "glm": "glm45",
-    "llama3": "llama3_json",
-    "mistral": "mistral",
-    "pythonic": "lfm2",
-    "harmony": "openai",
-    "gemma4": "gemma4",
-    "atem": "muse_glimmer",
-}
+TOOL_PARSERS = {name: name for name in ("hermes", "qwen3_coder", "mistral", "gemma4")}
+TOOL_PARSERS |= {"glm": "glm45", "llama3": "llama3_json", "pythonic": "lfm2", "harmony": "openai"}
+TOOL_PARSERS["atem"] = "muse_glimmer"
 _LORA_RANKS = (16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as the largest
 _SHOWN_STEP = ("reward_mean", "success_rate", "calls_mean", "tokens_mean", "kl", "entropy", "loss")
 _VERSIONS = ("mcpagent", "torch", "transformers", "peft")
@@ -241,6 +233,7 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
             copy_model(checkpoint, draft)
         card = model_card(checkpoint, run, config, is_adapter=is_adapter)
         (draft / "README.md").write_text(SECRETS.text(card), encoding="utf-8")
+    folder = shlex.quote(str(out))
     return Exported(
         out=out,
         checkpoint=checkpoint,
@@ -248,8 +241,8 @@ def export(path: Path, out: Path, *, merge: bool = False) -> Exported:
         kind="adapter" if is_adapter else "model",
         weights_sha256=weights_sha256(out),
         commands=(
-            f"mcpagent eval checkpoint {out} --data {'FILE' if run is None else next_data(config)}",
-            f"hf upload {_repository(out)} {shlex.quote(str(out))}",
+            f"mcpagent eval checkpoint {folder} --data {'FILE' if run is None else next_data(config)}",
+            f"hf upload {_repository(out)} {folder}",
             *_serving(out, base=_base(checkpoint, config.model.name) if is_adapter else None),
         ),
     )
@@ -261,26 +254,19 @@ def _repository(out: Path) -> str:
 
 
 def _serving(out: Path, *, base: str | None) -> Iterator[str]:
-    """Yield the commands that serve an export, of adapters with their `base`: by vLLM, and by llama.cpp if
-    its converter is on the path."""
-    folder, name = shlex.quote(str(out)), _repository(out)
+    """Yield the commands that serve an export, of adapters with their `base`: by vLLM, and of a model by
+    llama.cpp if its converter is on the path."""
     command = ["vllm", "serve", str(out) if base is None else base]
     if base is not None:
         rank = json.loads((out / "adapter_config.json").read_text(encoding="utf-8"))["r"]
         largest = next((each for each in _LORA_RANKS if each >= rank), rank)
-        command += ["--enable-lora", "--max-lora-rank", str(largest)]
-        command += ["--lora-modules", f"{_repository(out)}={out}"]
-        if (template := out / "chat_template.jinja").is_file():
-            command += ["--chat-template", str(template)]
+        command += ["--enable-lora", "--max-lora-rank", str(largest), "--lora-modules"]
+        command += [f"{_repository(out)}={out}", "--chat-template", str(out / "chat_template.jinja")]
     if parser := TOOL_PARSERS.get(_tool_format(out) or ""):
         command += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     yield shlex.join(command)
-    converter = "convert_hf_to_gguf.py" if base is None else "convert_lora_to_gguf.py"
-    if shutil.which(converter):
-        of_base = "" if base is None else f"--base-model-id {shlex.quote(base)} "
-        if base is not None and Path(base).is_dir():
-            of_base = f"--base {shlex.quote(base)} "
-        yield f"{converter} {of_base}{folder} --outfile {name}.gguf"
+    if base is None and shutil.which("convert_hf_to_gguf.py"):
+        yield f"convert_hf_to_gguf.py {shlex.quote(str(out))} --outfile {_repository(out)}.gguf"
 
 
 def _check_sizes(checkpoint: Path) -> None:

@@ -40,4 +40,4 @@ def client_places(client: str, platform: str = sys.platform) -> list[Path]:
 def client_file(client: str, platform: str = sys.platform) -> Path | None:
     """Return the file of a client that names a server, else one that is there, else None."""
     there = [place for place in client_places(client, platform) if place.is_file()]
-    return next(filter(server_names, there), there[0] if there else None)
+    return next(filter(server_names, there), next(iter(there), None))

@@ -182,8 +182,7 @@ def _rows_of_pair(name: str, before: EvalResult | None, after: EvalResult | None
         row("all", [e and e.metrics["task_success"] for e in sides], whole),
         row("scored only", [e and e.metrics["task_success_scored"] for e in sides], whole),
     ]
-    parts = whole.parts[1:] if whole is not None else ()
-    for part in sorted(parts, key=lambda part: (not part.has_fallen, part.b.value or 0.0)):
+    for part in sorted(whole.parts[1:] if whole else (), key=lambda p: (not p.has_fallen, p.b.value or 0)):
         told = {"difference": part.difference, "p_value": part.adjusted_p}
         rows.append(row(part.name, [part.a, part.b], None).model_copy(update=told))
     return rows

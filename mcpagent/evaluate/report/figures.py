@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import yaml
 from pydantic import Field
 
 from mcpagent.core.records import JsonObject, Record
 from mcpagent.evaluate.report.numbers import number, percent
 from mcpagent.evaluate.report.run_data import RunView
+from mcpagent.evaluate.report.template import asset
 from mcpagent.reward.rule import WEIGHTS
 
 TREND_STEPS = 5  # trailing mean, drawn over the raw points
@@ -55,96 +57,7 @@ class Chart(Record):
     figure: JsonObject = Field(exclude=True, default={})
 
 
-CHARTS: dict[str, ChartSpec] = {
-    "loss": ChartSpec(
-        "Loss",
-        f"Nats per token of the demonstrations; the line is the mean of the last {TREND_STEPS} steps.",
-        {"loss": "loss"},
-        trend=True,
-        without="reward_mean",
-    ),
-    "reward": ChartSpec(
-        "Reward",
-        f"Mean over a step's scored episodes; the line is the mean of the last {TREND_STEPS} steps.",
-        {"reward_mean": "reward"},
-        trend=True,
-    ),
-    "success": ChartSpec(
-        "Success while training",
-        "Share of sampled training episodes that succeed; exploration is on, so this is not the greedy rate.",
-        {"success_rate": "scored episodes", "success_rate_all": "all"},
-        percent=True,
-        trend=True,
-    ),
-    "validation": ChartSpec(
-        "Success on validation tasks",
-        "Greedy, while training; unscored episodes count as failed.",
-        {"validation_success_all": "validation"},
-        percent=True,
-        sparse=True,
-    ),
-    "complexity": ChartSpec(
-        "Success by complexity",
-        f"Sampled training episodes, mean of the last {TREND_STEPS} steps.",
-        {"success_simple": "simple", "success_moderate": "moderate", "success_complex": "complex"},
-        percent=True,
-        trend=True,
-    ),
-    "kl": ChartSpec(
-        "KL to the reference",
-        "How far the policy is from the model that the loss holds it to, in nats per token.",
-        {"kl": "KL"},
-    ),
-    "update": ChartSpec(
-        "KL of one update",
-        "How far one step moves the policy from the one that sampled its episodes, in nats per token.",
-        {"approx_kl": "KL of the update"},
-    ),
-    "clip": ChartSpec(
-        "Clip fraction",
-        "Share of tokens whose probability ratio was clipped.",
-        {"clip_fraction": "clipped"},
-        percent=True,
-    ),
-    "mismatch": ChartSpec(
-        "Sampler and trainer",
-        "How far their logprobs are apart at the same weights, nats per token.",
-        {"logprob_drift_mean": "mean", "logprob_drift_p99": "99th percentile"},
-    ),
-    "sampler_kl": ChartSpec(
-        "KL of sampler and trainer",
-        "How differently the two compute the same weights, in nats per token: the less the better.",
-        {"sampler_kl": "KL"},
-    ),
-    "entropy": ChartSpec("Entropy", "Nats per token of the sampling distribution.", {"entropy": "entropy"}),
-    "gradient": ChartSpec("Gradient norm", "Before clipping.", {"grad_norm": "gradient norm"}),
-    "uniform_share": ChartSpec(
-        "Uniform groups",
-        "Share of the groups whose attempts all earned the same reward: they carry no gradient.",
-        {"uniform_share": "uniform groups"},
-        percent=True,
-    ),
-    "calls": ChartSpec("Calls per episode", "Mean over a step's scored episodes.", {"calls_mean": "calls"}),
-    "loops": ChartSpec(
-        "Loops",
-        "Share of episodes that make the same call three times or more.",
-        {"loop_share": "loops"},
-        percent=True,
-    ),
-    "length": ChartSpec(
-        "Length of episodes", "Sampled tokens per episode, mean of a step.", {"tokens_mean": "tokens"}
-    ),
-    "drift": ChartSpec(
-        "Drift of tokens",
-        "Share of one episode's context that a rendering of its messages would have written otherwise.",
-        {"drift_share": "drift"},
-        percent=True,
-    ),
-    "cost": ChartSpec(
-        "Cost per step", "CPU seconds.", {"rollout_cpu_s": "rollouts", "update_cpu_s": "update"}
-    ),
-    "memory": ChartSpec("Memory", "Resident memory of the process, MiB.", {"rss_mb": "resident"}),
-}
+CHARTS = {name: ChartSpec(**spec) for name, spec in yaml.safe_load(asset("charts.yaml")).items()}
 
 
 def charts(run: RunView) -> list[Chart]:

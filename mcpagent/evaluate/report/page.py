@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from mcpagent.core.records import JsonObject
-from mcpagent.evaluate.breakdown import Breakdown
 from mcpagent.evaluate.report.document import Cost, ReportDocument, document_of
 from mcpagent.evaluate.report.episode_html import episode_html, pair_view, token_pieces
 from mcpagent.evaluate.report.episodes import gold_tasks
@@ -51,11 +50,15 @@ def _html(run: RunView, document: ReportDocument) -> str:
 
 def summary_html(run: RunView, document: ReportDocument) -> tuple[str, JsonObject]:
     """Return the sections above the list of episodes, and the figures of their charts by id."""
+    before = run.evaluations.get(BEFORE) if AFTER in run.evaluations else None
     summary = render(
         "report.html",
         document=document,
         cost=cost_text(document.cost),
-        tables_of_results=[*measures_table(document), *breakdown_tables(document.breakdown, _before(run))],
+        tables_of_results=[
+            *measures_table(document),
+            *breakdown_tables(document.breakdown, before and before.breakdown),
+        ],
         tables_of_training=[
             *terms_table(document),
             *control_tables(document),
@@ -64,11 +67,6 @@ def summary_html(run: RunView, document: ReportDocument) -> tuple[str, JsonObjec
         pairs=[pair_view(pair) for pair in choose(run.pairs)],
     )
     return summary, {chart.id: chart.figure for chart in document.charts if not chart.is_zero}
-
-
-def _before(run: RunView) -> Breakdown | None:
-    """Return the breakdown of the greedy evaluation before training, if there is one after it too."""
-    return run.evaluations[BEFORE].breakdown if {BEFORE, AFTER} <= run.evaluations.keys() else None
 
 
 def live_html(title: str) -> str:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import yaml
+
 from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
 from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.figures import TREND_STEPS
 from mcpagent.evaluate.report.numbers import ABSENT, mean, number, points, rate
+from mcpagent.evaluate.report.template import asset
 from mcpagent.evaluate.summary import ABOUT_ANY_FORM, IN_ANY_FORM
 from mcpagent.tools.metrics import ToolMetrics
+
+_Row = Sequence[object]
 
 
 @dataclass(frozen=True)
@@ -26,23 +31,15 @@ class Table:
 
 
 def _table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    hint: str = "",
-    values: slice = slice(0),
+    title: str, columns: Sequence[str], rows: Iterable[_Row], *, hint: str = "", values: slice = slice(0)
 ) -> list[Table]:
     """Return a table, or nothing without rows. None is shown as a dash. `values` are the cells of a row of
     which at least one must not be zero."""
     cells = [[_text(value) for value in row] for row in rows]
-    shown = [row for row in cells if not row[values] or not all(map(_is_zero, row[values]))]
+    zeros = f"{ABSENT}−+0.,%"  # what a zero is written with
+    shown = [r for r in cells if not r[values] or any(c.partition(" [")[0].strip(zeros) for c in r[values])]
     zero = [row[0] for row in cells if row not in shown]
     return [Table(title, columns, shown, hint, zero)] if cells else []
-
-
-def _is_zero(cell: str) -> bool:
-    return set(cell.partition(" [")[0]) <= set(f"{ABSENT}−+0.,%")
 
 
 def _text(value: object) -> str:
@@ -72,7 +69,7 @@ def breakdown_tables(breakdown: Breakdown | None, before: Breakdown | None) -> l
         if metric.value is not None
     ]
     parts = [(by, *one) for by, of in breakdown.slices.items() for one in of.items() if len(of) > 1]
-    slices: list[Sequence[object]] = []
+    slices: list[_Row] = []
     for by, part, one in sorted(parts, key=lambda each: each[2].task_success.value or 0.0):
         earlier = before and before.slices.get(by, {}).get(part)
         was, now = earlier and earlier.task_success, one.task_success
@@ -85,32 +82,12 @@ def breakdown_tables(breakdown: Breakdown | None, before: Breakdown | None) -> l
     ]
     return [
         *_table("How it calls", ("Measure", "*Value", "*Tasks"), calls, values=slice(1, 2)),
-        *_table(
-            "Where it succeeds, the worst first",
-            ("By", "Part", "*Before", "*After", "*Change", "*Tasks"),
-            slices,
-        ),
+        *_table("Where it succeeds", ("By", "Part", "*Before", "*After", "*Change", "*Tasks"), slices),
         *_table("What went wrong", ("Kind", "What it is", "*Episodes", "Example"), errors),
     ]
 
 
-TERMS = {
-    "success": "the task is done: every check that it has holds",
-    "partial": "the share of the plan and the answer that is right",
-    "penalty": "the costs of needless and invalid calls",
-    "S": "every call of the plan was made, and none where none is right",
-    "coverage": "share of the plan's calls that were made",
-    "answer": "the answer is right",
-    "answer_form": "the answer has the form that the question asks for",
-    "must_call": "the tool that has to be called was called",
-    "state": "the servers end in the state that was asked for",
-    "abstain": "nothing was called where no call is right",
-    "stray_writes": "calls per episode that wrote what was not asked for",
-    "excess": "calls per episode beyond those of the plan",
-    "invalid_rate": "share of calls that no tool takes",
-    "sequence_exact": "the calls of the plan and no others",
-    "judge": "a judge's verdict",
-}
+TERMS: dict[str, str] = yaml.safe_load(asset("terms.yaml"))
 
 
 def terms_table(document: ReportDocument) -> list[Table]:

@@ -30,7 +30,7 @@ def page(title: str, body: str, *, scripts: JsonObject, is_live: bool = False) -
     # The text of an episode cannot know the hash of the page around it, so it cannot forge a script.
     nonce = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
     layout = _environment().get_template("layout.html")
-    css = _asset("report.css")
+    css = asset("report.css")
     return layout.render(
         title=printable(title), body=body, css=css, scripts=scripts, nonce=nonce, is_live=is_live
     )
@@ -45,7 +45,7 @@ def interactive(figures: JsonObject, rows: JsonObject, details: JsonObject) -> J
         "rows": packed(json.dumps(rows, separators=(",", ":"))) if rows else "",
         "details": script_json(details),
         "plotly": packed(get_plotlyjs()),  # 2 MB instead of 4.8, and no foreign address in the page
-        "program": _asset("report.js"),
+        "program": asset("report.js"),
     }
 
 
@@ -82,5 +82,6 @@ def _cut(text: str) -> str:
     return f"{text[:_SHOWN_CHARS]}\n[{more:,} more characters in the stored trajectory]"
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the text of a file of the page."""
     return resources.files("mcpagent.evaluate").joinpath("assets", name).read_text(encoding="utf-8").strip()
