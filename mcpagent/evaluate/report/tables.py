@@ -58,7 +58,7 @@ def measures_table(document: ReportDocument) -> list[Table]:
     return _table("Other measures", columns, rows, hint=hint, values=slice(1, 3))
 
 
-def breakdown_tables(breakdown: Breakdown | None, before: Breakdown | None) -> list[Table]:
+def breakdown_tables(breakdown: Breakdown | None, before: Breakdown | None = None) -> list[Table]:
     """Return how an evaluation called, its slices next to those `before`, the worst first, and what went
     wrong."""
     if breakdown is None:
