@@ -257,7 +257,7 @@ def _grpo(job: QuickstartJob, warm_checkpoint: Path) -> Path:
             ledger_start=begun,
             beside=BESIDE,
             manifest={
-                "title": f"mcpagent quickstart: {job.model_name}",
+                "title": f"Quickstart of {job.model_name}",
                 "about": _about(job),
                 "warm_start": str(warm_checkpoint),
             },
