@@ -157,8 +157,6 @@ SeedValue = Annotated[
         "repeated.",
     ),
 ]
-
-
 HeldoutServer = Annotated[
     list[str] | None,
     typer.Option(

@@ -59,8 +59,8 @@ def measures_table(document: ReportDocument) -> list[Table]:
 
 
 def breakdown_tables(breakdown: Breakdown | None, before: Breakdown | None = None) -> list[Table]:
-    """Return how an evaluation called, its slices next to those `before`, the worst first, and what went
-    wrong."""
+    """Return how an evaluation called, its slices, next to those `before` if there are any, the worst first,
+    and what went wrong."""
     if breakdown is None:
         return []
     calls = [
@@ -75,14 +75,16 @@ def breakdown_tables(breakdown: Breakdown | None, before: Breakdown | None = Non
         was, now = earlier and earlier.task_success, one.task_success
         ends = [m.value for m in (was, now) if m is not None and m.value is not None]
         change = points(ends[1] - ends[0]) if len(ends) == 2 else None
-        slices.append((by, part, rate(was), rate(now), change, one.n_tasks))
+        ends_shown = (rate(was), rate(now), change) if before else (rate(now),)
+        slices.append((by, part, *ends_shown, one.n_tasks))
+    titles = ("*Before", "*After", "*Change") if before else ("*Success",)
     errors = [
         (_words(kind), ERRORS[kind], error.episodes, error.example)
         for kind, error in breakdown.errors.items()
     ]
     return [
         *_table("How it calls", ("Measure", "*Value", "*Tasks"), calls, values=slice(1, 2)),
-        *_table("Where it succeeds", ("By", "Part", "*Before", "*After", "*Change", "*Tasks"), slices),
+        *_table("Where it succeeds", ("By", "Part", *titles, "*Tasks"), slices),
         *_table("What went wrong", ("Kind", "What it is", "*Episodes", "Example"), errors),
     ]
 

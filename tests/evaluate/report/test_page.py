@@ -17,7 +17,7 @@ from mcpagent.evaluate.report.episode_html import episode_html
 from mcpagent.evaluate.report.episodes import gold_calls
 from mcpagent.evaluate.report.page import cost_text, write_report
 from mcpagent.evaluate.report.run_data import read_run
-from mcpagent.evaluate.report.tables import TERMS
+from mcpagent.evaluate.report.tables import TERMS, breakdown_tables
 from mcpagent.evaluate.report.template import script_json
 from mcpagent.evaluate.summary import summarise
 from mcpagent.reward.rule import TERM_NAMES
@@ -121,6 +121,17 @@ def test_what_went_wrong_and_where_is_on_the_page_with_an_example(tmp_path: Path
         assert text in page.text, text
     assert "Where it succeeds" in page.text and "polygon" in page.text
     assert "How it calls" in page.text and "abstention recall" in page.text
+
+
+def test_slices_are_compared_only_if_there_is_something_before() -> None:
+    tasks, episodes = [CASES["wrong_arguments"][0]], [CASES["wrong_arguments"][1]]
+    tasks.append(task("b", tool_sequence=[], abstain=True))
+    episodes.append(failed(RIGHT, name="b"))
+    breakdown = break_down(tasks, episodes)
+    for before, ends in ((None, ["*Success"]), (breakdown, ["*Before", "*After", "*Change"])):
+        (table,) = [t for t in breakdown_tables(breakdown, before) if t.title == "Where it succeeds"]
+        assert table.columns == ("By", "Part", *ends, "*Tasks")
+        assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
 def test_one_episode_before_and_after_comes_before_all_verdicts_and_tables(page: _Page) -> None:
