@@ -12,9 +12,9 @@ import yaml
 from pydantic import Field
 
 from mcpagent.core.records import JsonObject, Record
+from mcpagent.evaluate.report.assets import asset
 from mcpagent.evaluate.report.numbers import number, percent
 from mcpagent.evaluate.report.run_data import RunView
-from mcpagent.evaluate.report.template import asset
 from mcpagent.reward.rule import WEIGHTS
 
 TREND_STEPS = 5  # trailing mean, drawn over the raw points

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import yaml
 
 from mcpagent.evaluate.breakdown import COUNTS, ERRORS, Breakdown
+from mcpagent.evaluate.report.assets import asset
 from mcpagent.evaluate.report.document import ReportDocument
 from mcpagent.evaluate.report.figures import TREND_STEPS
 from mcpagent.evaluate.report.numbers import ABSENT, mean, number, points, rate
-from mcpagent.evaluate.report.template import asset
 from mcpagent.evaluate.summary import ABOUT_ANY_FORM, IN_ANY_FORM
 from mcpagent.tools.metrics import ToolMetrics
 

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import json
 from functools import cache
-from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -15,6 +14,7 @@ from mcpagent.core.hidden_text import printable
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import NONCE_META_KEY
 from mcpagent.evaluate.report import numbers
+from mcpagent.evaluate.report.assets import asset
 
 _SHOWN_CHARS = 4000  # of any one text of an episode; the stored trajectory has the rest
 
@@ -29,11 +29,8 @@ def page(title: str, body: str, *, scripts: JsonObject, is_live: bool = False) -
     """Return a whole page around a rendered `body`. `scripts` are those that `interactive` returns."""
     # The text of an episode cannot know the hash of the page around it, so it cannot forge a script.
     nonce = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
-    layout = _environment().get_template("layout.html")
-    css = asset("report.css")
-    return layout.render(
-        title=printable(title), body=body, css=css, scripts=scripts, nonce=nonce, is_live=is_live
-    )
+    shown = {"title": printable(title), "body": body, "css": asset("report.css"), "scripts": scripts}
+    return _environment().get_template("layout.html").render(**shown, nonce=nonce, is_live=is_live)
 
 
 def interactive(figures: JsonObject, rows: JsonObject, details: JsonObject) -> JsonObject:
@@ -80,8 +77,3 @@ def _cut(text: str) -> str:
         return text
     more = len(text) - _SHOWN_CHARS
     return f"{text[:_SHOWN_CHARS]}\n[{more:,} more characters in the stored trajectory]"
-
-
-def asset(name: str) -> str:
-    """Return the text of a file of the page."""
-    return resources.files("mcpagent.evaluate").joinpath("assets", name).read_text(encoding="utf-8").strip()
