@@ -176,8 +176,9 @@ bench: $(INSTALLED)  ## Measure an update, a rollout and a tool call, each again
 	$(BIN)/python -m benchmarks.tools
 
 # The site has an environment of its own: what it is built with is no part of the package.
-docs: $(INSTALLED)  ## Write the generated pages anew, and build the docs site strictly, in build/site.
+docs: $(INSTALLED)  ## Write the generated pages and pictures anew, and build the docs site strictly, in build/site.
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/figures.py
 	@if ! $(MAKE) --no-print-directory $(DOCS)/.installed; then \
 		if $(PYTHON) -m pip download --quiet --no-deps --dest "$$(mktemp -d)" -r constraints/docs.txt >/dev/null 2>&1; then exit 1; fi; \
 		echo "skipped: the package index cannot be reached"; \

@@ -1,7 +1,7 @@
 """Write the pages that the code is the source of: `make docs`. `--check` says whether they are current.
 
 docs/cli.md comes from the help of every command; docs/settings.md from the fields of the configuration, whose
-comments in the source are what a setting means.
+comments in the source are what a setting means; the tables of docs/results.md from docs/results.jsonl.
 """
 
 from __future__ import annotations
@@ -142,7 +142,69 @@ def _default(field: dict[str, Any]) -> str:
     return f"`{json.dumps(field['default'])}`" if "default" in field else "required"
 
 
-_PAGES = {_HERE / "cli.md": commands, _HERE / "settings.md": settings}
+# By the name of a stage in docs/results.jsonl, as `quickstart --json` has it, the head of its column.
+STAGES = {
+    "untrained": "untrained",
+    "untrained_2_shots": "untrained, two shots",
+    "warm_start": "after supervised steps",
+    "trained": "after GRPO",
+    "random_rewards": "GRPO on random rewards",
+    "more_demonstrations": "more demonstrations",
+    "rejection_sampling": "rejection sampling",
+}
+FACTS = ("model", "machine", "steps", "took", "seed", "date", "command")  # of a run, behind its success
+_TABLE = re.compile(r"(<!-- runs: (\w+) -->\n\n)(?:.+\n)*\n(?:\|.*\n)*")
+
+
+def results() -> str:
+    """Return the page of the results, each table with the runs of docs/results.jsonl that name it."""
+    lines = (_HERE / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = [json.loads(line) for line in lines]
+    page = (_HERE / "results.md").read_text(encoding="utf-8")
+    return _TABLE.sub(lambda match: match[1] + _runs([run for run in runs if run["table"] == match[2]]), page)
+
+
+def _runs(runs: list[dict[str, Any]]) -> str:
+    """Return what all runs have in common as a line, and a table of the rest, a row for each run."""
+    told = {fact: [_fact(run, fact) for run in runs] for fact in FACTS}
+    common = [f"{fact} {cells[0]}" for fact, cells in told.items() if len(set(cells)) == 1 and cells[0]]
+    columns = {fact: cells for fact, cells in told.items() if len(set(cells)) > 1}
+    stages = [stage for stage in STAGES if any(stage in run for run in runs)]
+    head = ["server", "n", "decoding", *(STAGES[stage] for stage in stages), *columns]
+    rows = [head, ["---"] * len(head)]
+    for place, run in enumerate(runs):
+        n = _last_n(run)
+        cells = [_success(run[stage], n) if stage in run else "" for stage in stages]
+        facts = [cells[place] for cells in columns.values()]
+        rows.append([run["server"], str(n), "greedy<br>sampled", *cells, *facts])
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"Every row: {'; '.join(common)}.\n\n{table}"
+
+
+def _fact(run: dict[str, Any], fact: str) -> str:
+    value = run.get(fact)
+    return "" if value is None else f"`{value}`" if fact == "command" else str(value)
+
+
+def _last_n(run: dict[str, Any]) -> int:
+    """Return the number of held-out tasks of the last stage; untrained models may have played fewer."""
+    last = [run[stage] for stage in STAGES if stage in run][-1]
+    return next(iter(last.values()))["n"]
+
+
+def _success(stage: dict[str, Any], n: int) -> str:
+    """Return success in percent with its interval, greedy above sampled, and of how many tasks if not n."""
+    lines = list[str]()
+    for decoding in ("greedy", "sampled"):
+        if success := stage.get(decoding):
+            value, low, high = (f"{100 * success[key]:.1f}" for key in ("value", "low", "high"))
+            lines.append(f"{value} [{low}, {high}]" + (f" of {success['n']}" if success["n"] != n else ""))
+        else:
+            lines.append("-")
+    return "<br>".join(lines)
+
+
+_PAGES = {_HERE / "cli.md": commands, _HERE / "settings.md": settings, _HERE / "results.md": results}
 
 
 def main() -> int:
@@ -152,7 +214,7 @@ def main() -> int:
         if "--check" not in sys.argv[1:]:
             path.write_text(page, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != page:
-            print(f"{path.name} is not what the code says of itself; run: make docs", file=sys.stderr)
+            print(f"{path.name} is not what it is made from says; run: make docs", file=sys.stderr)
             is_current = False
     return 0 if is_current else 1
 
