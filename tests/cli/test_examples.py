@@ -166,18 +166,17 @@ ELSEWHERE = {
     "mcpagent env check --servers mcp.json --set tools.per_server.files.workspace=data/files": (
         "tests/tools/test_workspace.py"
     ),
-    "mcpagent quickstart": LONG,
     "mcpagent quickstart --out outputs/quickstart --seed 1": LONG,
     "mcpagent quickstart --servers mcp.json": LONG,
     "mcpagent quickstart --servers mcp.json --read-only library.get_book": LONG,
     "mcpagent quickstart --servers mcp.json --heldout-server library": LONG,
     "mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --servers mcp.json --minutes 60": HUB,
     "mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --minutes 60": HUB,
+    "mcpagent quickstart --model Qwen/Qwen2.5-Coder-0.5B-Instruct --servers mcp.json --minutes 60": HUB,
     "mcpagent quickstart --model NAME_OR_FOLDER --minutes 60": "tests/demo/test_pretrained.py",
     "mcpagent quickstart --model NAME_OR_FOLDER --servers mcp.json --controls": (
         "tests/demo/test_pretrained.py"
     ),
-    "mcpagent chat outputs/Qwen2.5-0.5B-Instruct": HUB,
     "mcpagent chat outputs/NAME": "tests/cli/test_chat.py",
     'mcpagent chat outputs/NAME --once "What is the price of QLBH?" --json': "tests/cli/test_chat.py",
     "mcpagent chat outputs/own --servers mcp.json": "tests/cli/test_chat.py",
@@ -475,7 +474,7 @@ def a_configuration(text: str, folder: Path) -> None:
 
 
 _RECORDS: dict[tuple[str, str], Callable[[str, Path], Any]] = {
-    ("README.md", '{"data_source"'): a_task,
+    ("docs/data.md", '{"data_source"'): a_task,
     ("docs/configuration.md", '{"mcpServers"'): a_servers_file,
     ("docs/tools.md", '{"mcpServers"'): a_servers_file,
     ("docs/data.md", '{"state"'): a_state,

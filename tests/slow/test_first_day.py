@@ -1,5 +1,5 @@
-"""The first day of a new user: README's commands, from the built wheel, in an empty folder, with a server of
-the user's own, on every Python that mcpagent names and this machine has."""
+"""The first day of a new user: the commands of docs/install.md, from the built wheel, in an empty folder,
+with a server of the user's own, on every Python that mcpagent names and this machine has."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _SERVER = ROOT / "tests" / "demo" / "servers" / "library.py"
 
 
 def _blocks(heading: str) -> list[list[str]]:
-    """The commands of a section of README.md, block by block."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """The commands of a section of docs/install.md, block by block."""
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     found = re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     return [[line for line in block.splitlines() if line] for block in found]
@@ -34,14 +34,14 @@ def _blocks(heading: str) -> list[list[str]]:
 
 @pytest.fixture(params=VERSIONS)
 def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The variables of a shell in which README's own install command has put the wheel into a new
+    """The variables of a shell in which the page's install command has put the wheel into a new
     environment; the environment, which is large, is removed afterwards."""
     python = interpreter(request.param)
     if python is None:
         pytest.skip(f"there is no Python {request.param} here")
     *_, install = [line for block in _blocks("Install") for line in block if line.startswith("pip install")]
     wheel = build_wheel(tmp_path / "wheel")
-    words = [word.strip('"').replace("mcpagent", str(wheel)) for word in install.split()[1:]]
+    words = [word.strip('"').replace(".[", f"{wheel}[") for word in install.split()[1:]]
     folder = tmp_path / "env"
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     constraints = ROOT / "constraints" / "core.txt"
