@@ -85,7 +85,7 @@ def _drawn(run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _said(success: dict[str, Any]) -> str:
-    value, low, high = (f"{100 * success[key]:.1f}" for key in ("value", "low", "high"))
+    value, low, high = (f"{100 * success[key]:.3g}" for key in ("value", "low", "high"))
     return f"{value}% [{low}, {high}], n = {success['n']}"
 
 

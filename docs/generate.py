@@ -145,15 +145,24 @@ def _default(field: dict[str, Any]) -> str:
 # By the name of a stage in docs/results.jsonl, as `quickstart --json` has it, the head of its column.
 STAGES = {
     "untrained": "untrained",
-    "untrained_2_shots": "untrained, two shots",
-    "warm_start": "after supervised steps",
-    "trained": "after GRPO",
-    "random_rewards": "GRPO on random rewards",
+    "untrained_2_shots": "with two shots",
+    "warm_start": "supervised",
+    "trained": "GRPO",
+    "random_rewards": "random rewards",
     "more_demonstrations": "more demonstrations",
     "rejection_sampling": "rejection sampling",
 }
-FACTS = ("model", "machine", "steps", "took", "seed", "date", "command")  # of a run, behind its success
-_TABLE = re.compile(r"(<!-- runs: (\w+) -->\n\n)(?:.+\n)*\n(?:\|.*\n)*")
+# What else a run says of itself.
+_FACTS = {
+    "model": "{}",
+    "machine": "{}",
+    "steps": "{} steps",
+    "took": "{}",
+    "seed": "seed {}",
+    "date": "{}",
+    "command": "`{}`",
+}
+_RUNS = re.compile(r"(<!-- runs: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def results() -> str:
@@ -161,47 +170,36 @@ def results() -> str:
     lines = (_HERE / "results.jsonl").read_text(encoding="utf-8").splitlines()
     runs = [json.loads(line) for line in lines]
     page = (_HERE / "results.md").read_text(encoding="utf-8")
-    return _TABLE.sub(lambda match: match[1] + _runs([run for run in runs if run["table"] == match[2]]), page)
+    return _RUNS.sub(
+        lambda m: f"{m[1]}\n{_runs([run for run in runs if run['table'] == m[2]])}\n{m[3]}", page
+    )
 
 
 def _runs(runs: list[dict[str, Any]]) -> str:
-    """Return what all runs have in common as a line, and a table of the rest, a row for each run."""
-    told = {fact: [_fact(run, fact) for run in runs] for fact in FACTS}
-    common = [f"{fact} {cells[0]}" for fact, cells in told.items() if len(set(cells)) == 1 and cells[0]]
-    columns = {fact: cells for fact, cells in told.items() if len(set(cells)) > 1}
+    """Return a table of success, a row for each run and decoding, and a list of what the runs were."""
     stages = [stage for stage in STAGES if any(stage in run for run in runs)]
-    head = ["server", "n", "decoding", *(STAGES[stage] for stage in stages), *columns]
+    head = ["server", "n", *(STAGES[stage] for stage in stages)]
     rows = [head, ["---"] * len(head)]
-    for place, run in enumerate(runs):
-        n = _last_n(run)
-        cells = [_success(run[stage], n) if stage in run else "" for stage in stages]
-        facts = [cells[place] for cells in columns.values()]
-        rows.append([run["server"], str(n), "greedy<br>sampled", *cells, *facts])
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return f"Every row: {'; '.join(common)}.\n\n{table}"
+    for number, run in enumerate(runs, 1):
+        for decoding in ("greedy", "sampled"):
+            successes = [run.get(stage, {}).get(decoding) for stage in stages]
+            if ns := [success["n"] for success in successes if success]:
+                cells = [_success(success, ns[-1]) for success in successes]
+                rows.append([f"{number}. {run['server']}", f"{ns[-1]}\u00a0{decoding}", *cells])
+    told = (
+        f"{number}. " + "; ".join(_FACTS[fact].format(run[fact]) for fact in _FACTS if fact in run) + "\n"
+        for number, run in enumerate(runs, 1)
+    )
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows) + "\n" + "".join(told)
 
 
-def _fact(run: dict[str, Any], fact: str) -> str:
-    value = run.get(fact)
-    return "" if value is None else f"`{value}`" if fact == "command" else str(value)
-
-
-def _last_n(run: dict[str, Any]) -> int:
-    """Return the number of held-out tasks of the last stage; untrained models may have played fewer."""
-    last = [run[stage] for stage in STAGES if stage in run][-1]
-    return next(iter(last.values()))["n"]
-
-
-def _success(stage: dict[str, Any], n: int) -> str:
-    """Return success in percent with its interval, greedy above sampled, and of how many tasks if not n."""
-    lines = list[str]()
-    for decoding in ("greedy", "sampled"):
-        if success := stage.get(decoding):
-            value, low, high = (f"{100 * success[key]:.1f}" for key in ("value", "low", "high"))
-            lines.append(f"{value} [{low}, {high}]" + (f" of {success['n']}" if success["n"] != n else ""))
-        else:
-            lines.append("-")
-    return "<br>".join(lines)
+def _success(success: dict[str, Any] | None, n: int) -> str:
+    """Return success in percent with its interval, in a line that does not break; its n if not `n`."""
+    if success is None:
+        return ""
+    value, low, high = (f"{100 * success[key]:.3g}" for key in ("value", "low", "high"))
+    text = f"{value} [{low}, {high}]" + (f" of {success['n']}" if success["n"] != n else "")
+    return text.replace(" ", "\u00a0")
 
 
 _PAGES = {_HERE / "cli.md": commands, _HERE / "settings.md": settings, _HERE / "results.md": results}

@@ -30,7 +30,7 @@ FIGURES, PAGES = _script("figures"), _script("generate")
 
 
 def test_a_run_says_what_was_measured_when_and_by_which_command() -> None:
-    facts = {"table", "server", "group", "drawn", *PAGES.FACTS}
+    facts = {"table", "server", "group", "drawn", *PAGES._FACTS}
     page = (ROOT / "docs" / "results.md").read_text()
     for run in RUNS:
         assert {"server", "model", "date", "command"} <= run.keys() <= {*facts, *PAGES.STAGES}, run
@@ -91,9 +91,9 @@ def test_every_bar_and_its_interval_measure_what_the_file_says(theme: str) -> No
 
 
 def test_every_number_with_an_interval_in_the_readme_is_of_a_run() -> None:
-    shown = re.findall(r"([\d.]+)%? (\[[\d.]+, [\d.]+\])", (ROOT / "README.md").read_text())
+    shown = re.findall(r"([\d.]+)%? \[([\d.]+), ([\d.]+)\]", (ROOT / "README.md").read_text())
     known = {
-        (f"{100 * each['value']:.1f}", f"[{100 * each['low']:.1f}, {100 * each['high']:.1f}]")
+        tuple(f"{100 * each[key]:.3g}" for key in ("value", "low", "high"))
         for run in RUNS
         for stage in PAGES.STAGES
         for each in run.get(stage, {}).values()

@@ -172,7 +172,7 @@ ELSEWHERE = {
     "mcpagent quickstart --servers mcp.json --heldout-server library": LONG,
     "mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --servers mcp.json --minutes 60": HUB,
     "mcpagent quickstart --model Qwen/Qwen2.5-0.5B-Instruct --minutes 60": HUB,
-    "mcpagent quickstart --model Qwen/Qwen2.5-Coder-0.5B-Instruct --servers mcp.json --minutes 60": HUB,
+    "mcpagent quickstart --model Qwen/Qwen2.5-Coder-0.5B-Instruct --servers mcp.json": HUB,
     "mcpagent quickstart --model NAME_OR_FOLDER --minutes 60": "tests/demo/test_pretrained.py",
     "mcpagent quickstart --model NAME_OR_FOLDER --servers mcp.json --controls": (
         "tests/demo/test_pretrained.py"
