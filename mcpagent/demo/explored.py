@@ -30,7 +30,7 @@ from mcpagent.synth.templates.rules import GeneratedData, Progress
 from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.setup import configured_servers
 
-# Below these the embedded model was seen to gain nothing that its interval would show (docs/performance.md).
+# Below these the embedded model was seen to gain nothing that its interval would show (docs/results.md).
 LEAST_FACTS = 30  # answers of the tools that can be asked about
 LEAST_TRAIN = 150  # tasks
 LEAST_HELDOUT = 40

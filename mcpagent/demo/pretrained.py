@@ -38,7 +38,7 @@ _EVAL_EVERY = 6  # about so many steps of GRPO between evaluations, of which it 
 # one: prompts of all kinds in a step matter more than attempts at each.
 SHAPES = ((16, 8), (8, 8), (8, 4), (4, 4))
 # Of GRPO, for 16 episodes a step; by the square root of their number (Malladi et al. 2022, arXiv 2205.10287).
-# With 5e-5 the policy swung between one call too few and one too many (docs/performance.md).
+# With 5e-5 the policy swung between one call too few and one too many (docs/results.md).
 _LEARNING_RATE = 1.4e-5
 _ENOUGH_STEPS = 40  # of GRPO: a batch of more episodes than are modest waits until there is time for so many
 _FEW_STEPS = 10  # of it rather than more of smaller ones
