@@ -15,7 +15,7 @@ _HERE = Path(__file__).parent
 # By the stage of a run, what its bar is called.
 BARS = {
     "untrained": "untrained",
-    "untrained_2_shots": "two examples",
+    "untrained_2_shots": "2 examples",
     "warm_start": "+ demonstrations",
     "trained": "+ trial and error",
 }
@@ -24,7 +24,7 @@ _THEMES = {
     "dark": ("#0d1117", "#f0f6fc", "#9198a1", "#3d444d", ("#656c76", "#9e6a03", "#1f6feb", "#79c0ff")),
 }
 # In units of the drawing, which is as wide as a phone's page can show with letters of 16.
-_WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 520, 176, 456, 24, 16
+_WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 520, 188, 456, 24, 16
 _TICKS = (0, 0.25, 0.5, 0.75, 1)
 
 
