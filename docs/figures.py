@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
-# By the stage of a run, what its bar is called.
+# By the stage of a run, what its bar is called; in braces, what the run says.
 BARS = {
     "untrained": "untrained",
     "untrained_2_shots": "2 examples",
-    "warm_start": "+ demonstrations",
+    "warm_start": "+ {demonstrations} demonstrations",
     "trained": "+ trial and error",
 }
 _THEMES = {
@@ -24,7 +24,7 @@ _THEMES = {
     "dark": ("#0d1117", "#f0f6fc", "#9198a1", "#3d444d", ("#656c76", "#9e6a03", "#1f6feb", "#79c0ff")),
 }
 # In units of the drawing, which is as wide as a phone's page can show with letters of 16.
-_WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 520, 188, 456, 24, 16
+_WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 520, 192, 458, 24, 16
 _TICKS = (0, 0.25, 0.5, 0.75, 1)
 
 
@@ -44,7 +44,7 @@ def picture(theme: str) -> str:
                 y += 38 + _ROW * len(list(_drawn(run)))
     parts += [_text(_x(tick), y + 8, f"{100 * tick:.0f}", pale, "middle") for tick in _TICKS]
     told = [
-        f"{run['server']}, {BARS[stage]}: {_said(success)}" for run in runs for stage, success in _drawn(run)
+        f"{run['server']}, {BARS[stage].format(**run)}: {_said(success)}" for run in runs for stage, success in _drawn(run)
     ]
     return "\n".join(
         [
@@ -72,7 +72,7 @@ def _run(run: dict[str, Any], y: int, theme: str) -> Iterator[str]:
     for tick in _TICKS:
         yield f'<path d="M{_x(tick)} {y - 2}V{y + _ROW * len(bars) - 6}" stroke="{rule}"/>'
     for place, (stage, success) in enumerate(bars):
-        label = BARS[stage] + (f", n = {success['n']}" if success["n"] != n else "")
+        label = BARS[stage].format(**run) + (f", n = {success['n']}" if success["n"] != n else "")
         fill = colours[list(BARS).index(stage)]
         yield _bar(y + _ROW * place, run["server"], label, success, (fill, ink, paper))
 

@@ -30,12 +30,12 @@ FIGURES, PAGES = _script("figures"), _script("generate")
 
 
 def test_a_run_says_what_was_measured_when_and_by_which_command() -> None:
-    facts = {"table", "server", "group", "drawn", *PAGES._FACTS}
+    facts = {"table", "server", "group", "drawn", "demonstrations", *PAGES._FACTS}
     page = (ROOT / "docs" / "results.md").read_text()
     for run in RUNS:
         assert {"server", "model", "date", "command"} <= run.keys() <= {*facts, *PAGES.STAGES}, run
         assert f"<!-- runs: {run['table']} -->" in page
-        assert ("drawn" in run) == ("group" in run)
+        assert ("drawn" in run) == ("group" in run) == ("demonstrations" in run)
         for success in (each for stage in PAGES.STAGES for each in run.get(stage, {}).values()):
             assert 0 <= success["low"] <= success["value"] <= success["high"] <= 1, run
 
