@@ -60,11 +60,12 @@ JUDGED = {
     "sampler vllm": 0 if importlib.util.find_spec("vllm") is None else 4,
     "rollouts": 0,
     "quickstart": 0,
+    "run": 0,
     "beside trl": 0,
 }
 
 
-WHOLE_RUNS = ("rollouts", "quickstart", "beside trl")  # nothing of theirs is judged on a CPU
+WHOLE_RUNS = ("rollouts", "quickstart", "run", "beside trl")  # nothing of theirs is judged on a CPU
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from benchmarks.bench import Row
-from benchmarks.gpu import ROWS_FILE, TABLE_FILE, accept, table
-from benchmarks.gpu_checks import CHECKS
+from benchmarks.gpu import ROWS_FILE, STANDARD, TABLE_FILE, accept, table
 from tests.house import ROOT
 
 pytestmark = [
@@ -22,12 +21,12 @@ LIMIT_S = 570.0
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
     out = ROOT / "outputs" / "gpu"
-    rows = accept(out, names=list(CHECKS), device="cuda", is_tiny=False, limit_s=LIMIT_S)
+    rows = accept(out, names=STANDARD, device="cuda", is_tiny=False, limit_s=LIMIT_S)
     print(f"\n{table(rows)}in {out / TABLE_FILE} and {ROWS_FILE}")
     return rows
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", STANDARD)
 def test_every_judged_figure_is_as_wanted(check: str, rows: list[Row]) -> None:
     reported = [row for row in rows if row.check == check]
     assert reported
