@@ -7,7 +7,7 @@
 Each check is a process of its own and has its share of the limit. Weights are random and nothing is
 downloaded; `run` alone, which is left out unless it is named, takes the pretrained model in the folder
 MCPAGENT_REAL_MODEL from untrained to evaluated after GRPO, on a server of one's own. The table is printed and
-written to `acceptance.md` in `--out`, with its rows in `acceptance.jsonl`; the exit status is 1 where a judged
+written to `acceptance.md` in `--out`, its rows to `acceptance.jsonl`; the exit status is 1 where a judged
 row is not as wanted. `--tiny` runs the same code on small shapes, on a CPU within minutes: its figures say
 nothing, and those that only a GPU has are left out.
 """
