@@ -44,7 +44,9 @@ def picture(theme: str) -> str:
                 y += 38 + _ROW * len(list(_drawn(run)))
     parts += [_text(_x(tick), y + 8, f"{100 * tick:.0f}", pale, "middle") for tick in _TICKS]
     told = [
-        f"{run['server']}, {BARS[stage].format(**run)}: {_said(success)}" for run in runs for stage, success in _drawn(run)
+        f"{run['server']}, {BARS[stage].format(**run)}: {_said(success)}"
+        for run in runs
+        for stage, success in _drawn(run)
     ]
     return "\n".join(
         [
