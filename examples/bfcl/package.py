@@ -32,6 +32,10 @@ BACKENDS = {
 }
 STATELESS = frozenset({"MathAPI"})  # takes no scenario
 
+MULTI_TURN = ("base", "miss_func", "miss_param", "long_context")
+IRRELEVANCE = "irrelevance"  # no function of the question fits it, and no call is right
+SINGLE_TURN = ("simple_python", "multiple", "parallel", IRRELEVANCE)
+
 VERSION = "2026.3.23"
 _GET_IT = (
     f"pip download --no-deps bfcl-eval=={VERSION} -d wheel && python -m zipfile -e wheel/*.whl bfcl, "
@@ -64,29 +68,29 @@ class BfclPackage:
             raise UserError("there is no bfcl_eval package in it", where=str(self.root), remedy=_GET_IT)
 
     def rows(self, category: str) -> list[JsonObject]:
-        """Return the rows of a multi-turn category."""
-        return self._lines(f"BFCL_v4_multi_turn_{category}.json")
+        """Return the rows of a category."""
+        return self._lines(_file_of(category))
 
-    def answers(self, category: str) -> dict[str, list[list[str]]]:
-        """Return, by task, the right calls of each user turn as Python expressions."""
-        lines = self._lines(f"possible_answer/BFCL_v4_multi_turn_{category}.json")
+    def answers(self, category: str) -> dict[str, list[Any]]:
+        """Return what is right, by task: for each user turn its calls as Python expressions; of a single turn
+        each call as `{function: {parameter: acceptable values}}`."""
+        if category == IRRELEVANCE:
+            return {row["id"]: [] for row in self.rows(category)}
+        lines = self._lines(f"possible_answer/{_file_of(category)}")
         return {line["id"]: line["ground_truth"] for line in lines}
 
     def tools(self, backend: str) -> list[JsonObject]:
-        """Return the tools of a backend: name, description and `input_schema` (JSON Schema 2020-12)."""
-        return [
-            {
-                "name": doc["name"],
-                "description": doc["description"],
-                "input_schema": json_schema(doc["parameters"], tool=doc["name"]),
-            }
-            for doc in self._lines(f"multi_turn_func_doc/{BACKENDS[backend]}.json")
-        ]
+        """Return the tools of a backend, as `tool_of` has them."""
+        return [tool_of(doc) for doc in self._lines(f"multi_turn_func_doc/{BACKENDS[backend]}.json")]
+
+    def add_to_path(self) -> None:
+        """Let `bfcl_eval` be imported from here."""
+        if str(self.root) not in sys.path:
+            sys.path.append(str(self.root))  # last: nothing next to it may replace what is installed
 
     def backend_class(self, backend: str) -> type[Any]:
         """Import the class of a backend. Raises UserError if a package that it needs is not installed."""
-        if str(self.root) not in sys.path:
-            sys.path.append(str(self.root))  # last: nothing next to it may replace what is installed
+        self.add_to_path()
         try:
             return getattr(importlib.import_module(f"{_MODULES}.{BACKENDS[backend]}"), backend)
         except ModuleNotFoundError as error:
@@ -107,6 +111,21 @@ class BfclPackage:
                 return list(lines.iter(type=dict, skip_empty=True))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read it: {error}", where=str(path), remedy=_GET_IT) from error
+
+
+def category_of(task_id: str) -> str:
+    """Return the category of a task, which its id begins with."""
+    return task_id.removeprefix("multi_turn_").rpartition("_")[0]
+
+
+def _file_of(category: str) -> str:
+    return f"BFCL_v4_{'multi_turn_' if category in MULTI_TURN else ''}{category}.json"
+
+
+def tool_of(function: JsonObject) -> JsonObject:
+    """Return a function of BFCL as a tool: name, description and `input_schema` (JSON Schema 2020-12)."""
+    schema = json_schema(function["parameters"], tool=function["name"])
+    return {"name": function["name"], "description": function["description"], "input_schema": schema}
 
 
 def json_schema(schema: JsonObject, *, tool: str, name: str = "") -> JsonObject:

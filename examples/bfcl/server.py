@@ -1,4 +1,5 @@
-"""Serve one backend over stdio: `python -m examples.bfcl.server BACKEND --package DIR`, for an mcp.json."""
+"""Serve tools of BFCL over stdio, for an mcp.json: `python -m examples.bfcl.server BACKEND --package DIR`, or
+`--functions FILE` for the functions of single-turn questions."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from examples.bfcl.package import (
     load_tool,
     state_tool,
 )
+from examples.bfcl.single_turn import SERVER
 from mcpagent import UserError
 
 _Context = ServerRequestContext[Backend, Any]
@@ -69,6 +71,20 @@ def build_bfcl_server(package: BfclPackage, backend: str) -> Server[Backend]:
     return Server(
         backend, version=VERSION, lifespan=lifespan, on_list_tools=list_tools, on_call_tool=call_tool
     )
+
+
+def build_function_server(tools: list[JsonObject]) -> Server[None]:
+    """Return a server that has `tools` (as `tool_of` has them) and takes any call: it is the call that BFCL
+    checks, and its functions do not exist."""
+    listed = ListToolsResult(tools=[Tool.model_validate(tool) for tool in tools])
+
+    async def list_tools(_: Any, __: PaginatedRequestParams | None) -> ListToolsResult:
+        return listed
+
+    async def call_tool(_: Any, __: CallToolRequestParams) -> CallToolResult:
+        return _result("noted")
+
+    return Server(SERVER, version=VERSION, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 def _environment_tools(backend: str) -> list[Tool]:
@@ -121,20 +137,27 @@ def _result(
     )
 
 
-async def _serve(package: Path, backend: str) -> None:
-    server = build_bfcl_server(BfclPackage(package), backend)
+async def _serve(server: Server[Any]) -> None:
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 
 def main() -> int:
-    """Serve one backend over stdio, and return the exit code."""
+    """Serve over stdio, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.bfcl.server")
-    parser.add_argument("backend", choices=BACKENDS)
-    parser.add_argument("--package", type=Path, required=True, help="The folder that holds bfcl_eval.")
+    parser.add_argument("backend", nargs="?", choices=BACKENDS)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--package", type=Path, help="The folder that holds bfcl_eval: serve the backend.")
+    source.add_argument("--functions", type=Path, help="A file of tools: serve them.")
     options = parser.parse_args()
+    if (options.backend is None) is not (options.package is None):
+        parser.error("name a backend with --package, and none with --functions")
     try:
-        asyncio.run(_serve(options.package, options.backend))
+        if options.functions is None:
+            server = build_bfcl_server(BfclPackage(options.package), options.backend)
+        else:
+            server = build_function_server(json.loads(options.functions.read_text(encoding="utf-8")))
+        asyncio.run(_serve(server))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,18 +1,20 @@
-"""BFCL's multi-turn tasks as records that are graded as BFCL grades them, and the mcp.json to play them."""
+"""BFCL's tasks as records, and the mcp.json to play them; conversations are graded as BFCL grades them."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import json
+import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from examples.bfcl.package import (
     BACKENDS,
+    MULTI_TURN,
     STATELESS,
     VERSION,
     Backend,
@@ -21,7 +23,9 @@ from examples.bfcl.package import (
     load_tool,
     state_digest,
     state_tool,
+    tool_of,
 )
+from examples.bfcl.single_turn import SERVER, question
 from mcpagent import Task, UserError
 
 _ROOT = Path(__file__).resolve().parents[2]  # where `examples` can be imported
@@ -37,44 +41,82 @@ class CallSyntaxError(ValueError):
 
 
 def write_dataset(
-    package: BfclPackage, out: Path, *, categories: Sequence[str], max_tasks: int | None = None
+    package: BfclPackage, out: Path, *, categories: Sequence[str], max_tasks: int | None = None, seed: int = 0
 ) -> tuple[Path, Path]:
-    """Write the first `max_tasks` tasks of each category, the servers and the settings that play them, and
-    return the files of tasks and settings."""
+    """Write tasks of each category (`drawn`), the servers and the settings that play them, and return the
+    files of tasks and settings. The categories are all of several turns, or all of a single one."""
     out.mkdir(parents=True, exist_ok=True)
     data, servers, settings = out / "tasks.jsonl", out / "mcp.json", out / "bfcl.yaml"
+    rows = drawn(package, categories, max_tasks, seed=seed)
     with data.open("w", encoding="utf-8") as file:
-        for category in categories:
-            for task in islice(tasks(package, category), max_tasks):
+        for category, of_category in rows.items():
+            for task in _records(package, category, of_category):
                 file.write(task.model_dump_json(exclude_unset=True) + "\n")
+    if set(categories) <= set(MULTI_TURN):
+        arguments = {name: [name, "--package", str(package.root)] for name in BACKENDS}
+        isolation = ["  isolation:  # each episode has backends of its own"]
+        isolation += [f"    {name}: episode" for name in BACKENDS]
+        turns = _MAX_TURNS
+    else:
+        functions = out / "functions.json"
+        tools = {f["name"]: tool_of(f) for of in rows.values() for row in of for f in row["function"]}
+        functions.write_text(json.dumps([*tools.values()], indent=1) + "\n", encoding="utf-8")
+        arguments, isolation, turns = {SERVER: ["--functions", str(functions.resolve())]}, [], 1
     entries = {
         name: {
             "command": sys.executable,
-            "args": ["-m", "examples.bfcl.server", name, "--package", str(package.root)],
+            "args": ["-m", "examples.bfcl.server", *given],
             "cwd": str(_ROOT),
         }
-        for name in BACKENDS
+        for name, given in arguments.items()
     }
     servers.write_text(json.dumps({"mcpServers": entries}, indent=2) + "\n", encoding="utf-8")
     lines = [
         "rollout:",
-        f"  max_steps_per_episode: {_MAX_TURNS}",
+        f"  max_steps_per_episode: {turns}",
         f"  num_envs: {_EPISODES_AT_ONCE}",
         "tools:",
         f"  servers: {json.dumps(str(servers.resolve()))}",
-        "  isolation:  # each episode has backends of its own",
-        *(f"    {name}: episode" for name in BACKENDS),
+        *isolation,
     ]
     settings.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return data, settings
 
 
+def drawn(
+    package: BfclPackage, categories: Sequence[str], max_tasks: int | None, *, seed: int
+) -> dict[str, list[JsonObject]]:
+    """Return the rows of each category, or `max_tasks` of them by `seed`. A question is passed over if a
+    function of it has been drawn with other parameters or words: one server has the functions of all."""
+    functions: dict[str, JsonObject] = {}
+    rows: dict[str, list[JsonObject]] = {}
+    for category in categories:
+        rows[category] = []
+        shuffled = package.rows(category)
+        random.Random(f"{seed}:{category}").shuffle(shuffled)
+        for row in shuffled:
+            own = {function["name"]: function for function in row.get("function", ())}
+            is_new = all(functions.get(name, f) == f for name, f in own.items())
+            if is_new and len(rows[category]) != max_tasks:
+                functions |= own
+                rows[category].append(row)
+    return rows
+
+
 def tasks(package: BfclPackage, category: str) -> Iterator[Task]:
     """Yield the tasks of a category. Raises UserError for one whose right answer cannot be read."""
+    yield from _records(package, category, package.rows(category))
+
+
+def _records(package: BfclPackage, category: str, rows: Iterable[JsonObject]) -> Iterator[Task]:
     answers = package.answers(category)
-    for row in package.rows(category):
+    for row in rows:
+        answer = answers[row["id"]]
         try:
-            yield _task(package, row, answers[row["id"]], category)
+            if category in MULTI_TURN:
+                yield _conversation(package, row, answer, category)
+            else:
+                yield question(row, answer, category)
         except CallSyntaxError as error:
             remedy = f"use bfcl-eval=={VERSION}"
             raise UserError(str(error), where=f"{category}, {row['id']}", remedy=remedy) from error
@@ -103,7 +145,7 @@ def parse_call(text: str, owners: Mapping[str, type[Any]]) -> JsonObject:
     return {"server": owner.__name__, "tool": call.func.id, "params": json.loads(json.dumps(params))}
 
 
-def _task(package: BfclPackage, row: JsonObject, answer: list[list[str]], category: str) -> Task:
+def _conversation(package: BfclPackage, row: JsonObject, answer: list[list[str]], category: str) -> Task:
     backends: list[str] = row["involved_classes"]
     described = {
         tool["name"]: (name, _description(tool)) for name in backends for tool in package.tools(name)

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import mcpagent
-from examples.bfcl.package import Backend, BfclPackage
-from examples.bfcl.server import build_bfcl_server
-from examples.bfcl.tasks import CallSyntaxError, parse_call, tasks, write_dataset
+from examples.bfcl.package import Backend, BfclPackage, json_schema, tool_of
+from examples.bfcl.server import build_bfcl_server, build_function_server
+from examples.bfcl.single_turn import SERVER, question
+from examples.bfcl.tasks import CallSyntaxError, drawn, parse_call, tasks, write_dataset
 from mcpagent.config.loader import load_train_config
 from mcpagent.core.tasks import Task
+from mcpagent.core.trajectory import StopReason
 from mcpagent.env.episode import Episode
 from mcpagent.errors import UserError
 from mcpagent.policy.scripted import call_text
@@ -76,6 +78,35 @@ _MISSING = {
 }
 _MISSING_ANSWER = [["list_open()"], ["close_ticket(1)"]]
 
+_AREA = {
+    "name": "shapes.area",
+    "description": "The area of a rectangle.\nIn its unit.",
+    "parameters": {
+        "type": "dict",
+        "properties": {
+            "sides": {"type": "tuple", "items": {"type": "float"}},
+            "unit": {"type": "string"},
+            "style": {"type": "dict", "properties": {"fill": {"type": "any"}, "scale": {"type": "float"}}},
+        },
+        "required": ["sides"],
+    },
+}
+_SINGLE = {
+    "id": "parallel_0",
+    "question": [[{"role": "user", "content": "The areas of 2 by 3 and of 4 by 5, please."}]],
+    "function": [_AREA],
+}
+_SINGLE_ANSWER = [
+    {"shapes.area": {"sides": [[2, 3], [3, 2]], "unit": ["", "m2"]}},
+    {"shapes.area": {"sides": [[4, 5]], "style": [{"fill": ["red", ""], "scale": [1, 2]}, ""]}},
+]
+_OTHER_AREA = {**_AREA, "description": "The area of a circle."}
+_IRRELEVANT = {
+    "id": "irrelevance_0",
+    "question": [[{"role": "user", "content": "Who painted it?"}]],
+    "function": [_AREA],
+}
+
 Calls = list[list[tuple[str, dict[str, object]]]]
 _GOLD: Calls = [
     [("close_ticket", {"ticket_id": 1}), ("tag", {"ticket_id": 2, "tags": ["new"]})],
@@ -104,6 +135,16 @@ def package(tmp_path: Path) -> Iterator[BfclPackage]:
         (data / name).write_text(json.dumps(row))
         right = {"id": row["id"], "ground_truth": answer}
         (data / "possible_answer" / name).write_text(json.dumps(right))
+    rows = [{**_SINGLE, "id": f"parallel_{n}"} for n in range(4)] + [
+        {**_SINGLE, "id": "parallel_4", "function": [_OTHER_AREA]}
+    ]
+    answers = [{"id": row["id"], "ground_truth": _SINGLE_ANSWER} for row in rows]
+    for name, lines in (
+        ("BFCL_v4_parallel.json", rows),
+        ("possible_answer/BFCL_v4_parallel.json", answers),
+        ("BFCL_v4_irrelevance.json", [_IRRELEVANT]),
+    ):
+        (data / name).write_text("\n".join(map(json.dumps, lines)))
     path, loaded = list(sys.path), set(sys.modules)
     yield BfclPackage(root)
     sys.path[:] = path
@@ -229,6 +270,84 @@ def test_tasks_servers_and_settings_fit_together(package: BfclPackage, tmp_path:
     servers = load_servers(Path(config.tools.servers)).servers
     isolation = {name: section.isolation for name, section in config.tools.per_server.items()}
     assert isolation == {server.name: "episode" for server in servers}
+
+
+def test_a_question_is_a_record_of_one_turn_with_its_functions_and_all_that_is_right() -> None:
+    task = question(_SINGLE, _SINGLE_ANSWER, "parallel")
+    assert task_problems(task) == []
+    assert task.truth.max_turns == 1
+    assert task.offered_tools == (f"{SERVER}.shapes.area",)
+    assert task.prompt[0].content.endswith("\nshapes.area: The area of a rectangle.")
+    assert task.prompt[1].content == "The areas of 2 by 3 and of 4 by 5, please."
+    first, second = task.truth.tool_sequence
+    assert (first.params, first.parallel_group) == ({"sides": [2, 3], "unit": "m2"}, second.parallel_group)
+    assert first.match == {"sides": {"any_of": [[3, 2]]}, "unit": {"optional": True}}
+    # An object is given by field: two values of `scale`, with `fill` or without.
+    styles = [second.params["style"], *second.match["style"]["any_of"]]
+    assert styles == [{"fill": "red", "scale": s} for s in (1, 2)] + [{"scale": s} for s in (1, 2)]
+
+
+def test_the_types_of_a_function_are_those_of_json_schema_at_any_depth() -> None:
+    assert json_schema(_AREA["parameters"], tool="shapes.area") == {
+        "type": "object",
+        "properties": {
+            "sides": {"type": "array", "items": {"type": "number"}},
+            "unit": {"type": "string"},
+            "style": {"type": "object", "properties": {"fill": {}, "scale": {"type": "number"}}},
+        },
+        "required": ["sides"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "action", "stop_reason", "success"),
+    [
+        (_SINGLE, [[2, 3], [4, 5]], StopReason.MAX_TURNS, 1.0),
+        (_SINGLE, [[4, 5], [3, 2.0]], StopReason.MAX_TURNS, 1.0),
+        (_SINGLE, [[2, 3]], StopReason.MAX_TURNS, 0.0),
+        (_SINGLE, [[2, 3], [4, 6]], StopReason.MAX_TURNS, 0.0),
+        (_SINGLE, "6 and 20.", StopReason.ANSWERED, 0.0),
+        (_IRRELEVANT, "No function tells that.", StopReason.ANSWERED, 1.0),
+        (_IRRELEVANT, [[2, 3]], StopReason.MAX_TURNS, 0.0),
+    ],
+)
+async def test_one_turn_with_its_calls_or_none_is_the_episode(
+    row: dict[str, object], action: str | list[list[float]], stop_reason: StopReason, success: float
+) -> None:
+    category = str(row["id"]).partition("_")[0]
+    task = question(row, _SINGLE_ANSWER, category)
+    server = InProcessServer(name=SERVER, server=build_function_server([tool_of(_AREA)]))
+    async with ToolPool([server]) as pool:
+        episode = Episode(task, pool, episode_id="e")
+        await episode.start()
+        calls = action if isinstance(action, list) else []
+        text = "\n".join(call_text("shapes.area", {"sides": sides}) for sides in calls)
+        await episode.step(text or str(action))
+        assert episode.stop_reason is stop_reason
+        assert (await episode.grade())[0].value == success
+        await episode.close()
+
+
+def test_questions_are_drawn_by_a_seed_and_never_two_meanings_of_one_function(package: BfclPackage) -> None:
+    def ids(max_tasks: int | None, seed: int) -> list[str]:
+        rows = drawn(package, ["parallel", "irrelevance"], max_tasks, seed=seed)
+        assert len({str(row["function"]) for of in rows.values() for row in of}) == 1
+        return [row["id"] for row in rows["parallel"]]
+
+    assert ids(2, 0) == ids(2, 0)
+    drawings = {seed: ids(None, seed) for seed in range(20)}
+    assert {len(names) for names in drawings.values()} == {1, 4}  # the one other meaning, or all of the first
+    assert len({tuple(ids(2, seed)) for seed in range(20)}) > 3
+
+
+def test_questions_their_server_and_settings_fit_together(package: BfclPackage, tmp_path: Path) -> None:
+    data, settings = write_dataset(package, tmp_path / "out", categories=["irrelevance"], max_tasks=1)
+    assert list(read_tasks(data)) == [question(_IRRELEVANT, [], "irrelevance")]
+    config = load_train_config([settings]).config
+    assert (config.rollout.max_steps_per_episode, config.tools.servers is not None) == (1, True)
+    (server,) = load_servers(Path(str(config.tools.servers))).servers
+    assert server.name == SERVER
+    assert json.loads((tmp_path / "out" / "functions.json").read_text()) == [tool_of(_AREA)]
 
 
 def _task(package: BfclPackage) -> Task:

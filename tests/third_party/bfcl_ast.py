@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import permutations, product
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from examples.bfcl.package import json_schema
+from examples.bfcl.package import tool_of
+from examples.bfcl.single_turn import SERVER, expanded, plan
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import Message, RewardSpec, Task
 from mcpagent.core.tools import FailureKind, ToolCall, ToolResult, ToolSpec, failed_result
@@ -27,7 +28,6 @@ CATEGORIES = (
     *("simple_python", "multiple", "parallel", "parallel_multiple"),
     *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
 )
-SERVER = "bfcl"
 _OTHER_TOOL = "no_such_function"
 
 
@@ -98,57 +98,12 @@ def first_calls(row: Row) -> list[JsonObject]:
     return calls
 
 
-def expanded(values: Sequence[Any]) -> list[Any]:
-    """The acceptable values of a parameter, without the mark that it is optional; those of an object, which
-    are given by field, and of a list of objects, one by one."""
-    return [whole for value in values if value != "" for whole in _expanded(value)]
-
-
-def _expanded(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        choices = [[(key, item) for item in _field_values(values)] for key, values in value.items()]
-        return [{k: v for k, v in fields if v != ""} for fields in product(*choices)]
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return [list(items) for items in product(*(_expanded(item) for item in value))]
-    return [value]
-
-
-def _field_values(values: Any) -> list[Any]:
-    """Of a field of an object: "" means that it may be left out."""
-    listed = values if isinstance(values, list) else [values]
-    return [whole for value in listed for whole in ([""] if value == "" else _expanded(value))]
-
-
 def task_of(row: Row) -> Task:
     """The row as a record of ours: the plan is one group whose order is free."""
-    plan: list[JsonObject] = []
-    for number, right in enumerate(row.answer, start=1):
-        ((tool, acceptable),) = right.items()
-        params: JsonObject = {}
-        match: JsonObject = {}
-        for name, values in acceptable.items():
-            stated = expanded(values)
-            rule: JsonObject = {"optional": True} if "" in values else {}
-            if stated:
-                params[name] = stated[0]
-            if len(stated) > 1:
-                rule["any_of"] = stated[1:]
-            if rule:
-                match[name] = rule
-        plan.append(
-            {
-                "step": number,
-                "server": SERVER,
-                "tool": tool,
-                "params": params,
-                "match": match,
-                "parallel_group": 1,
-            }
-        )
     return Task(
         prompt=(Message(role="user", content=row.id),),
         reward_spec=RewardSpec.model_validate(
-            {"ground_truth": {"task_id": row.id, "tool_sequence": plan, "max_turns": 1}}
+            {"ground_truth": {"task_id": row.id, "tool_sequence": plan(row.answer), "max_turns": 1}}
         ),
     )
 
@@ -184,12 +139,7 @@ def verdict(task: Task, offered: OfferedTools, calls: list[JsonObject]) -> bool:
 def offered(row: Row) -> OfferedTools:
     """The functions of a row as tools, under names that no other row uses."""
     specs = {
-        f["name"]: ToolSpec(
-            server=SERVER,
-            name=f["name"],
-            description=row.id,
-            input_schema=json_schema(f["parameters"], tool=f["name"]),
-        )
+        f["name"]: ToolSpec.model_validate({**tool_of(f), "server": SERVER, "description": row.id})
         for f in row.functions
     }
     return offer(specs, None, task_id=row.id)
