@@ -99,13 +99,15 @@ def play(
     max_tasks: int | None = None,
     seed: int = 0,
     settings: Sequence[str] = (),
+    resume: bool = False,
 ) -> Board:
     """Play tasks of each category once, `max_tasks` of them drawn by `seed`. Write tasks, episodes and
     `board.json` to `out`, and `judged.json`, the evaluation by BFCL's verdicts. `settings` are entries as of
-    `--set`. Raises UserError and RunError."""
+    `--set`; with `resume`, what an interrupted call has played is not played again. Raises UserError and
+    RunError."""
     data, file = write_dataset(package, out / "tasks", categories=categories, max_tasks=max_tasks, seed=seed)
     config = load_train_config([file], ["rollout.temperature=0.0", *settings], for_training=False).config
-    outcome = evaluate_model(config, model=model, data=data, out=out / "evaluation.json")
+    outcome = evaluate_model(config, model=model, data=data, out=out / "evaluation.json", resume=resume)
     assert outcome.trajectories is not None  # `out` names a file
     played = list(read_trajectories(outcome.trajectories, with_tokens=False))
     errors = verdicts(package, played)
@@ -235,6 +237,7 @@ def main() -> int:
     )
     parser.add_argument("--max-tasks", type=int, help="draw so many tasks of each category")
     parser.add_argument("--seed", type=int, default=0, help="what they are drawn by; default: 0")
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted call in --out")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, as of mcpagent"
     )
@@ -256,6 +259,7 @@ def main() -> int:
             max_tasks=given.max_tasks,
             seed=given.seed,
             settings=given.set,
+            resume=given.resume,
         )
     except MCPAgentError as error:
         print(f"error: {error}", file=sys.stderr)

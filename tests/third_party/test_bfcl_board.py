@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,11 +116,15 @@ def single_turn(package: BfclPackage, tmp_path_factory: pytest.TempPathFactory) 
     """The folder that holds the single-turn benchmark of the gold policy and of one that never calls."""
     out = tmp_path_factory.mktemp("single_turn")
     for policy in ("gold", "empty"):
-        command = [sys.executable, "-m", "examples.bfcl", policy, "--single-turn"]
-        command += ["--package", str(package.root), "--out", str(out / policy), "--max-tasks", "6"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
+        _play_questions(package, policy, out / policy)
     return out
+
+
+def _play_questions(package: BfclPackage, policy: str, out: Path, *more: str) -> None:
+    command = [sys.executable, "-m", "examples.bfcl", policy, "--single-turn", "--max-tasks", "6", *more]
+    command += ["--package", str(package.root), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_who_makes_the_right_calls_is_right_and_silence_is_right_where_nothing_fits(
@@ -132,6 +137,19 @@ def test_who_makes_the_right_calls_is_right_and_silence_is_right_where_nothing_f
         assert document["overall"]["n"] == 24
     assert rates["gold"] == dict.fromkeys(SINGLE_TURN, 1.0)
     assert rates["empty"] == {**dict.fromkeys(SINGLE_TURN, 0.0), IRRELEVANCE: 1.0}
+
+
+def test_what_was_played_before_an_interruption_is_not_played_again(
+    package: BfclPackage, single_turn: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(single_turn / "gold", tmp_path / "gold")
+    (out / "board.json").unlink()
+    _play_questions(package, "gold", out, "--resume")
+    whole, resumed = (
+        list(read_trajectories(at / "evaluation.jsonl.zst")) for at in (single_turn / "gold", out)
+    )
+    assert [t.turns[0].wall_s for t in resumed] == [t.turns[0].wall_s for t in whole]
+    assert (out / "board.json").read_text() == (single_turn / "gold" / "board.json").read_text()
 
 
 def test_two_models_are_compared_task_by_task_and_by_category_on_bfcls_verdicts(single_turn: Path) -> None:
