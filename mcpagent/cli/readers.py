@@ -50,7 +50,7 @@ def chosen_readers(specs: Sequence[ToolSpec], console: Console, *, takes_guess: 
     from mcpagent.synth.explore.words import seems_to_read
 
     unmarked = [spec for spec in specs if spec.annotations.effect == "unmarked"]
-    safe = tuple(spec.dotted for spec in unmarked if seems_to_read(spec))
+    safe = tuple(spec.dotted for spec in unmarked if seems_to_read(spec, specs))
     is_asked = console.is_terminal and sys.stdin.isatty() and not console.is_json
     readers = safe if takes_guess else _asked(unmarked, safe, console) if is_asked and unmarked else ()
     if unmarked and not readers and not any(spec.annotations.read_only for spec in specs):

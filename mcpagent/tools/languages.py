@@ -49,7 +49,7 @@ class SqlGuard:
     def refusal(self, arguments: JsonObject) -> str | None:
         """Return why the call is not sent; None if it is."""
         for names, text in _strings(arguments):
-            is_sql = any("sql" in name.lower() or name in self._declared for name in names)
+            is_sql = any("sql" in name.lower() or name in self.declared for name in names)
             if not (is_sql or self._is_doubtful):
                 continue
             from mcpagent.tools.plain_select import is_name, why_not_plain  # sqlglot takes a while to import
@@ -63,10 +63,11 @@ class SqlGuard:
     @property
     def is_needed(self) -> bool:
         """True if the tool takes SQL, or may."""
-        return bool(self._declared) or self._is_doubtful
+        return bool(self.declared) or self._is_doubtful
 
     @cached_property
-    def _declared(self) -> frozenset[str]:
+    def declared(self) -> frozenset[str]:
+        """The parameters that are SQL by their names or schemas."""
         free = ((name, schema) for name, schema in _properties(self.spec.input_schema) if _is_free(schema))
         return frozenset(
             name for name, schema in free if "sql" in name.lower() or _speaks_of_sql(_texts(schema))
@@ -75,7 +76,7 @@ class SqlGuard:
     @cached_property
     def _is_doubtful(self) -> bool:
         told = (self.spec.description, *_texts(self.spec.input_schema, inside=True))
-        return not self._declared and ("sql" in self.spec.name.lower() or _speaks_of_sql(told))
+        return not self.declared and ("sql" in self.spec.name.lower() or _speaks_of_sql(told))
 
 
 def _speaks_of_sql(texts: Iterable[str]) -> bool:

@@ -3,70 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from mcpagent.core.records import JsonObject
-from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.graph import SELECT, is_number_for
-from mcpagent.synth.explore.leaves import Leaf
-from mcpagent.synth.explore.paging import is_cursor, is_limit, is_paging
-from mcpagent.synth.explore.words import GENERIC, IDENTIFIERS, VERBS, name_words, words_of
+from mcpagent.synth.explore.graph import SELECT, Relations
+from mcpagent.synth.explore.leaves import Leaf, Scalar
+from mcpagent.synth.explore.words import name_words
+from mcpagent.tools.languages import SqlGuard
 from mcpagent.tools.probes.arguments import resolved
 from mcpagent.tools.workspace import files_below
 
-# How soon a list of values is tried: an enum, what names or the user say, what may be meant, what is made up.
+# How soon a list of values is tried: an enum or the user's, what names or the schema say is meant for the
+# parameter, what shares its field's name with it, and what is of the right type.
 GIVEN, LIKELY, POSSIBLE, GUESSED = range(4)
 
 _CONFIGURED = "of the configuration"
 _DEEPEST = 6  # of objects in objects
-_DRAWN = 60  # values that are made up for a parameter
+_FILES = 60  # below a folder of the configuration
 _MANY = 400  # values of one list that are remembered
 _REFUSALS = 5  # of values from one place, after which it is left alone
-_ALL = 100  # items of a list with a limit, to see all of it
-_VAGUE = IDENTIFIERS | GENERIC | words_of("path url type of")
-
-# What a name or a description says of the form of a value, and what a value of that form looks like.
-_ASKED = (
-    ("time", r"\bhh:mm|24-hour"),
-    ("date", r"yyyy-mm-dd|\bdates?\b|\bday\b|timestamp"),
-    ("timezone", r"time ?zones?\b|\biana\b|\btz\b"),
-    ("url", r"\bur[il]s?\b|\blink\b"),
-    ("sql", r"\bsql\b|\bselect\b"),
-    ("expression", r"\bexpressions?\b|\bformula\b|\bequation\b"),
-    ("path", r"\b(path|file|folder|directory|dir|repo|repository|filename|filepath|database)s?\b"),
-    ("text", r"\b(text|string|message|content|sentence|input|word)s?\b"),
-)
-_LOOKS = {
-    "url": r"[a-z][a-z0-9+.-]*://\S+",
-    "date": r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d\S*)?",
-    "time": r"\d\d:\d\d(:\d\d)?",
-    "timezone": r"(Africa|America|Asia|Atlantic|Australia|Europe|Pacific|Etc)/[A-Z]\w+(/\w+)?",
-    "path": r"(?:\S*/\S*|[\w-]+\.[A-Za-z]\w{0,4})",
-}
-_ZONES = (
-    *("America/New_York", "Europe/London", "Asia/Tokyo", "Australia/Sydney", "Asia/Kolkata", "Africa/Cairo"),
-)
-_SENTENCES = (
-    *("hello world", "lighthouse", "winter garden", "Fresh bread and olives", "Seven boats came back"),
-    *("The gate stays open", "Two crates are missing", "Snow fell all night", "Ask again on Monday"),
-)
-
-# Lists of values in a description or in a refusal.
-_QUOTED = re.compile(r"(?<!\w)['\"`‘“]([^'\"`’”\n]{1,60})['\"`’”](?!\w)")
-_LISTED = re.compile(
-    r"(?:e\.g\.?,?|such as|one of|options?(?: are)?|supported(?: \w+)?|valid(?: \w+)?|available(?: \w+)?"
-    r"|must be|should be|choose from|either|examples?|like)\s*:?\s*\[?([^.;()\n\]]{2,600})",
-    re.I,
-)
-_BARE = re.compile(r"[A-Za-z0-9_°/+.#-]+(?: [A-Za-z0-9_-]+)?")
-_MOST_LISTED = 60  # values that a text names
 
 
 @dataclass
@@ -93,9 +53,8 @@ class Slot:
     path: tuple[str | int, ...]
     name: str
     schema: JsonObject
-    about: str
     type: str
-    form: str = ""
+    is_sql: bool = False
     lists: dict[str, Candidates] = field(default_factory=dict)
 
     def add(self, label: str, rank: int, values: Iterable[Any]) -> None:
@@ -122,6 +81,40 @@ class Slot:
         if taken := [each.rank for each in lists if each.accepted > (each is not started)]:
             lists = [e for e in lists if e.rank <= min(taken) and (e.accepted or not e.refused)]
         return _in_turn(lists)
+
+    def add_own(self, places: Sequence[str] = ()) -> None:
+        """Add the values that the schema gives, and the paths that the server was started with (`places`)
+        with the files in them."""
+        if self.type == "boolean" or isinstance(self.schema.get("enum"), list):
+            enum = self.schema.get("enum", [False, True])
+            self.add("enum", GIVEN, [value for value in enum if value is not None])
+            return
+        self.add("default", LIKELY, [self.schema["default"]] if self.schema.get("default") else [])
+        self.add("examples", LIKELY, self.schema.get("examples") or [])
+        for place in places if self.type == "string" and not self.is_sql else ():
+            files = files_below(Path(place), most=_FILES)
+            self.add(_CONFIGURED, POSSIBLE, [place])
+            self.add(f"in {_CONFIGURED}", POSSIBLE, [f"{place.rstrip('/')}/{file}" for file in files])
+            self.add(f"below {_CONFIGURED}", POSSIBLE, files)
+
+    def taking(self, value: Scalar) -> Any:
+        """Return a value that another call gave, as the slot takes it."""
+        return f"{SELECT}{value}" if self.is_sql else str(value) if self.type == "string" else value
+
+    def rank_of(self, spec: ToolSpec, source: ToolSpec, leaf: Leaf, relations: Relations) -> int | None:
+        """Return how soon a value that a tool gave is tried for this slot of another one; None if it is not
+        for it."""
+        is_number = not isinstance(leaf.value, str)
+        takes = ("string", "integer", "number") if is_number else ("string",)
+        if self.schema.get("enum") or self.type not in takes or isinstance(leaf.value, float):
+            return None
+        if self.is_sql:
+            return LIKELY if isinstance(leaf.value, str) and leaf.value.isidentifier() else None
+        if relations.shared(source, leaf, spec, self.name):
+            return LIKELY
+        if is_number:  # of whatever else is counted
+            return None
+        return GUESSED if {*name_words(leaf.name)}.isdisjoint(name_words(self.name)) else POSSIBLE
 
 
 def _in_turn(lists: Sequence[Candidates]) -> list[tuple[Candidates, Any]]:
@@ -165,21 +158,15 @@ class Shape:
 def argument_shape(spec: ToolSpec, given: Sequence[str] = ()) -> Shape:
     """Return what there is to fill in when the tool is called; parameters with a value `given` are always
     filled."""
-    root = spec.input_schema
-    # What the lines of a docstring say of parameters: `unit: the unit to convert to`.
-    documented = dict(
-        re.findall(
-            r"^\s*[-*]?\s*`?(\w+)`?\s*(?:\([^)]*\))?\s*(?::|-)\s+(.+)$", spec.description, re.MULTILINE
-        )
-    )
+    root, sql = spec.input_schema, SqlGuard(spec).declared
     required: list[Slot] = []
     template: JsonObject = {}
     optional: list[Slot] = []
     for name, schema in root.get("properties", {}).items():
         slots: list[Slot] = []
-        value = _template(schema, (name,), name, root, documented.get(name, ""), slots)
+        value = _template(schema, (name,), name, root, slots)
         for slot in slots:
-            slot.form = _form_asked(slot, spec) if slot.type == "string" else ""
+            slot.is_sql = slot.type == "string" and slot.name in sql
         if name in root.get("required", ()) or name in given:
             template[name] = value
             required += slots
@@ -189,7 +176,7 @@ def argument_shape(spec: ToolSpec, given: Sequence[str] = ()) -> Shape:
 
 
 def _template(
-    schema: Any, path: tuple[str | int, ...], name: str, root: JsonObject, about: str, slots: list[Slot]
+    schema: Any, path: tuple[str | int, ...], name: str, root: JsonObject, slots: list[Slot]
 ) -> Any:
     """Return a value of the schema with None for each scalar, of which a slot is appended to `slots`."""
     schema = resolved(schema, root)
@@ -201,158 +188,12 @@ def _template(
     if kind == "object":
         properties = schema.get("properties", {})
         needed = schema.get("required") or list(properties)[:1]
-        return {
-            key: _template(properties.get(key, {}), (*path, key), key, root, about, slots) for key in needed
-        }
+        return {key: _template(properties.get(key, {}), (*path, key), key, root, slots) for key in needed}
     if kind == "array":
         items = resolved(schema.get("items", {}), root)
         if items.get("type") not in ("number", "integer"):
             length = min(max(1, schema.get("minItems", 1)), schema.get("maxItems", 4))
-            return [_template(items, (*path, n), name, root, about, slots) for n in range(length)]
+            return [_template(items, (*path, n), name, root, slots) for n in range(length)]
         schema, kind = {**schema, "items": items}, "numbers"
-    slots.append(Slot(path, name, schema, str(schema.get("description") or about), kind))
+    slots.append(Slot(path, name, schema, kind))
     return None
-
-
-def _form_asked(slot: Slot, spec: ToolSpec) -> str:
-    """The form of what a parameter takes, by its format, name and description; empty if that is not said."""
-    name = " ".join(name_words(slot.name))
-    if name in ("query", "sql", "statement") and re.search(
-        r"\bsql\b|\bselect\b", f"{spec.description} {slot.about}", re.I
-    ):
-        return "sql"
-    said = (str(slot.schema.get("format", "")), name, slot.about)
-    return next((form for text in said for form, pattern in _ASKED if re.search(pattern, text, re.I)), "")
-
-
-def value_form(value: object) -> str:
-    """Return the form of a value; empty for a plain word."""
-    if not isinstance(value, str):
-        return "number"
-    looks = next((form for form, pattern in _LOOKS.items() if re.fullmatch(pattern, value.strip())), "")
-    return looks or ("text" if " " in value.strip() else "")
-
-
-def add_own_values(slot: Slot, spec: ToolSpec, *, seed: int, places: Sequence[str] = ()) -> None:
-    """The values that the schema and the descriptions give, the paths that the server was started with
-    (`places`) and the files in them, and those that are drawn for a form."""
-    schema, form = slot.schema, slot.form
-    if slot.type == "boolean" or isinstance(schema.get("enum"), list):
-        slot.add("enum", GIVEN, [value for value in schema.get("enum", [False, True]) if value is not None])
-        return
-    slot.add("examples", LIKELY, schema["examples"] if isinstance(schema.get("examples"), list) else [])
-    slot.add("default", LIKELY, [schema["default"]] if schema.get("default") not in (None, "") else [])
-    rng = Random(derive_seed(seed, "drawn", spec.dotted, list(map(str, slot.path))))
-    if slot.type in ("number", "integer", "numbers"):
-        slot.add("all", LIKELY, [min(_ALL, schema.get("maximum", _ALL))] if is_limit(slot.name) else [])
-        is_known = is_paging(slot.name) or "id" in name_words(slot.name)  # pages are followed, not guessed
-        slot.add("drawn", GUESSED if is_known else POSSIBLE, _numbers(slot, rng))
-    elif slot.type == "string":
-        said = [v for v in listed_values(slot.about) if form not in _LOOKS or value_form(v) in (form, "")]
-        slot.add("described", LIKELY, said)
-        if not form:  # of the tool, by which something else may be meant
-            slot.add("named in the description", POSSIBLE, listed_values(spec.description))
-        slot.add(_CONFIGURED, LIKELY, places if form in ("path", "url") else ())
-        for place in places if form == "path" else ():
-            files = files_below(Path(place), most=_DRAWN)
-            slot.add(
-                "in a folder of the configuration", POSSIBLE, [f"{place.rstrip('/')}/{f}" for f in files]
-            )
-            slot.add("below a folder of the configuration", POSSIBLE, files)
-        slot.add("drawn", GUESSED if form in ("text", "") else LIKELY, _texts(form, rng))
-
-
-def _numbers(slot: Slot, rng: Random) -> Iterator[Any]:
-    schema = slot.schema["items"] if slot.type == "numbers" else slot.schema
-    low = int(schema.get("minimum", schema.get("exclusiveMinimum", 1) + 1))
-    high = int(max(low, min(schema.get("maximum", low + 199), low + 998)))
-    for _ in range(_DRAWN):
-        yield [rng.randint(low, high) for _ in range(3)] if slot.type == "numbers" else rng.randint(low, high)
-
-
-def _texts(form: str, rng: Random) -> Iterator[str]:
-    """Texts of a form; none if only the server knows what there is."""
-    if form in ("timezone", "text", ""):
-        yield from _ZONES if form == "timezone" else _SENTENCES
-    for _ in range(_DRAWN if form in ("date", "time", "expression") else 0):
-        one, other, third = rng.randint(3, 99), rng.randint(3, 99), rng.randint(2, 60)
-        if form == "date":
-            yield f"{2019 + one % 8}-{1 + other % 12:02}-{1 + third % 28:02}"
-        elif form == "time":
-            yield f"{one % 24:02}:{5 * (other % 12):02}"
-        else:
-            yield rng.choice((f"{one} * {other} + {third}", f"({one} + {other}) * {third}"))
-
-
-def listed_values(text: str) -> list[str]:
-    """Return the values that a text names: in quotes, or in a list after "one of", "e.g." and the like."""
-    values = _QUOTED.findall(text)
-    for match in _LISTED.finditer(text):
-        parts = re.split(r",\s*(?:or |and )?|\s+(?:or|and)\s+|\||\s/\s", match[1].strip())
-        parts = [part.strip(" '\"`*<>[]") for part in parts]
-        values += [part for part in parts if _BARE.fullmatch(part) and len(part) <= 40]
-    return list(dict.fromkeys(value.strip() for value in values if value.strip()))[:_MOST_LISTED]
-
-
-def learned_rank(slot: Slot, spec: ToolSpec, source: ToolSpec, value: str | int, leaf: Leaf) -> int | None:
-    """Return how soon a value that another call gave is tried for this slot; None if it is not for it.
-    Depends on the value by its type and form alone."""
-    is_number = not isinstance(value, str)
-    if slot.schema.get("enum") or slot.type not in (
-        ("string", "integer", "number") if is_number else ("string",)
-    ):
-        return None
-    if is_paging(slot.name, value) or is_cursor(leaf.name):
-        return None
-    if is_number and not is_number_for(source, leaf, spec, slot.name):
-        return None
-    looks, related = value_form(value), _relation(slot, spec, source, leaf)
-    if slot.form == "sql":
-        around = name_words(f"{leaf.expression} {source.name}")
-        return None if looks else LIKELY if "table" in around else POSSIBLE
-    if slot.type == "string" and is_number and related < 2:
-        return None
-    if slot.form in _LOOKS and slot.form != looks and not related:
-        return None
-    rank = LIKELY if related > 1 else POSSIBLE if related else GUESSED
-    # A name without its folder may be a path, but seldom is.
-    if slot.form and slot.form == looks and (looks != "path" or "/" in str(value)):
-        rank = LIKELY
-    elif slot.form in _LOOKS and slot.form != looks:
-        rank += 1
-    return min(GUESSED, rank + leaf.in_prose)
-
-
-def taken_by(slot: Slot, value: str | int) -> Any:
-    """Return a value that another call gave, as the slot takes it."""
-    return f"{SELECT}{value}" if slot.form == "sql" else str(value) if slot.type == "string" else value
-
-
-def naming(spec: ToolSpec, values: Sequence[str | int]) -> Iterator[JsonObject]:
-    """Yield arguments in which each parameter that the tool needs is one of the values, or of its schema's;
-    of a tool that needs nothing also with one parameter that it may be given."""
-    shape = argument_shape(spec)
-    more = [] if shape.required else [slot for slot in shape.optional if not is_paging(slot.name)]
-    for each in (shape, *(shape.requiring([slot]) for slot in more)):
-        columns = [
-            slot.schema.get("enum")
-            or [taken_by(slot, v) for v in values if slot.type == "string" or isinstance(v, int)]
-            for slot in each.required
-            if slot.type in ("string", "integer", "number")
-        ]
-        if len(columns) == len(each.required):
-            yield from map(each.filled, itertools.islice(itertools.product(*columns), _DRAWN))
-
-
-def _relation(slot: Slot, spec: ToolSpec, source: ToolSpec, leaf: Leaf) -> int:
-    """Return how much the names of a parameter, a field and their tools say that one feeds the other: 0 to
-    3."""
-    of_list = leaf.level.kind if leaf.level and not leaf.tail else ""  # an item goes by the name of its list
-    asked, given = set(name_words(slot.name)), set(name_words(leaf.name or of_list))
-    path = re.sub(r"@|\b(word|number|rest)\(|\bresult\b", " ", leaf.expression)
-    around = given | {*name_words(path), *name_words(source.name)}
-    about = {*name_words(spec.name), *name_words(slot.about), *name_words(spec.description), *asked}
-    near = given if given - _VAGUE else around  # the reader of a loan is no loan
-    is_named = bool(asked) and asked <= near
-    is_like = is_named or bool(asked & near - _VAGUE) or (bool(given) and given <= asked)
-    return bool(about & around - _VAGUE - VERBS) + is_like + (is_named and bool(asked - _VAGUE))

@@ -6,6 +6,7 @@ it was at the start are changed, and no tool of which people outside would hear.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -15,37 +16,19 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolResult, ToolSpec
 from mcpagent.core.values import scalars
-from mcpagent.synth.explore import questions
-from mcpagent.synth.explore.candidates import (
-    LIKELY,
-    Slot,
-    add_own_values,
-    argument_shape,
-    learned_rank,
-    naming,
-    value_form,
-)
+from mcpagent.synth.explore.candidates import LIKELY, POSSIBLE, argument_shape
 from mcpagent.synth.explore.effects import MOST_CHECKS, EffectCheck, check_of, covering, folder_of
-from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by
+from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph
 from mcpagent.synth.explore.invented import invented_like, known_values
+from mcpagent.synth.explore.questions import wish_of
+from mcpagent.synth.explore.telling import naming
 from mcpagent.synth.explore.walks import Step, Walk, about
-from mcpagent.synth.explore.words import (
-    IDENTIFIERS,
-    name_words,
-    noun_in,
-    singular,
-    stays_here,
-    topic,
-    words_of,
-)
+from mcpagent.synth.explore.words import name_words, stays_here
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text
 
 _TRIES = 6  # calls of a tool, before it is left alone
 _READS = 24  # calls that look for an effect
 _OF_A_TOOL = 3  # of them, with arguments that are known
-_CREATES = words_of("add create new insert make put record register save write append remember post log")
-_NAMING = words_of("name title label subject heading filename")
-_PROSE = words_of("text content body message note description comment summary remark observation")
 # What new things are called where no names are known that theirs could be made from.
 _THINGS = (
     *("Copper Kettle", "Paper Lantern", "Winter Garden", "North Harbour", "Blue Notebook", "Quiet Corner"),
@@ -53,80 +36,68 @@ _THINGS = (
 )
 
 
+_Made = tuple[bool, ...]  # for each slot of a call whether it names something new
+
+
 @dataclass(frozen=True)
 class Change:
-    """A tool that changes something, and those that show it."""
+    """A tool that changes something, those that show it, and for which of its slots new names are `made`."""
 
     spec: ToolSpec
     readers: tuple[ToolSpec, ...]
+    made: _Made
 
 
 class _Writer:
     """Draws arguments for a tool that changes something, in which only things of `facts` are named, and new
     things (names that are not `taken`)."""
 
-    def __init__(self, spec: ToolSpec, facts: Sequence[Fact], taken: set[str], seed: int) -> None:
-        self.spec, self._taken = spec, taken
-        self.facts = [fact for fact in facts if fact.spec.server == spec.server]
-        self._shape = argument_shape(spec)
+    def __init__(self, spec: ToolSpec, graph: ToolGraph, facts: Sequence[Fact], taken: set[str]) -> None:
+        self._taken, self._shape = taken, argument_shape(spec)
+        self._known = list[list[Any]]()
         for slot in self._shape.required:
-            add_own_values(slot, spec, seed=seed)
+            slot.add_own()
+            own = [value for each in slot.lists.values() for value in each.values.values()]
+            accepted = [
+                v for fact in facts for name, v in fact.given if name_words(name) == name_words(slot.name)
+            ]
+            told = [
+                slot.taking(leaf.value)
+                for fact in facts
+                for leaf in fact.leaves
+                if fact.spec.server == spec.server
+                and slot.rank_of(spec, fact.spec, leaf, graph.relations) in (LIKELY, POSSIBLE)
+            ]
+            self._known.append(list(dict.fromkeys(own if "enum" in slot.lists else accepted or told or own)))
 
-    def drawn(self, rng: Random) -> tuple[JsonObject, str] | None:
+    @property
+    def ways(self) -> list[_Made]:
+        """Which slots can name something new: first none of those for which something is known."""
+        slots = zip(self._shape.required, self._known, strict=True)
+        able = [
+            [True]
+            if not known
+            else [False]
+            if "enum" in slot.lists or slot.type != "string"
+            else [False, True]
+            for slot, known in slots
+        ]
+        return sorted(itertools.product(*able), key=sum)
+
+    def drawn(self, made: _Made, rng: Random) -> tuple[JsonObject, str] | None:
         """Return arguments, and the name of what is new in them; None if a value is missing, or two texts are
         the same."""
         new, values = "", list[Any]()
-        for slot in self._shape.required:
-            options, is_new = self._options(slot, rng)
-            values.append(rng.choice(options) if options else None)
-            new = str(values[-1]) if is_new and not new else new
+        for slot, known, is_new in zip(self._shape.required, self._known, made, strict=True):
+            if is_new and slot.type == "string":
+                texts = [value for value in known if isinstance(value, str)]
+                values.append(invented_like(texts, self._taken, rng) or rng.choice(_THINGS))
+                new = new or str(values[-1])
+            else:
+                values.append(rng.choice(known) if known else None)
         texts = [value for value in values if isinstance(value, str)]
         is_odd = None in values or len(set(texts)) < len(texts)
         return None if is_odd else (self._shape.filled(values), new)
-
-    def _options(self, slot: Slot, rng: Random) -> tuple[list[Any], bool]:
-        """The values for a slot, and whether they are names of new things: what is to be deleted is there,
-        the task of a new comment too; the comment is new, its text any text."""
-        words, is_path = {*name_words(slot.name)}, slot.form == "path"
-        options = [value for each in slot.lists.values() for value in each.values.values()]
-        if "enum" in slot.lists:
-            return options, False
-        accepted = self._accepted(slot)
-        told = list(dict.fromkeys(accepted or self._told(slot)))
-        is_name = bool(accepted) or is_path or bool(words & (_NAMING | IDENTIFIERS))
-        if told and is_name and not words & _PROSE and not self._is_made(slot):
-            return told, False
-        if slot.type != "string":
-            return options, False
-        if words & _NAMING or is_path:
-            names = [value for value in told if isinstance(value, str)]
-            if is_path:  # next to those that are known
-                names = [text for fact in self.facts for _, text in fact.texts if value_form(text) == "path"]
-            made = invented_like(list(dict.fromkeys(names)), self._taken, rng)
-            return [made or rng.choice(_THINGS)], True
-        if told and not words & _PROSE:
-            return told, False  # a status, a category
-        return [value for value in options if " " in str(value)] or options, False
-
-    def _accepted(self, slot: Slot) -> list[Any]:
-        """Return what other tools of the server took for a parameter of that name."""
-        given = (pair for fact in self.facts for pair in (*fact.texts, *fact.numbers))
-        return [value for name, value in given if name_words(name) == name_words(slot.name)]
-
-    def _told(self, slot: Slot) -> list[Any]:
-        """Return what the facts tell that is likely to be for the slot."""
-        given = ((fact.spec, value, leaf) for fact in self.facts for value, leaf, _ in given_by(fact))
-        return [
-            value
-            for source, value, leaf in given
-            if not leaf.in_prose and learned_rank(slot, self.spec, source, value, leaf) == LIKELY
-        ]
-
-    def _is_made(self, slot: Slot) -> bool:
-        """Return True if the slot names what the tool makes: the `title` or the `note` of `add_note`."""
-        noun = singular(noun_in(slot.name))
-        made = singular(topic(self.spec).rpartition(" ")[2])
-        return bool({*name_words(self.spec.name)} & _CREATES) and noun in ("", made)
 
 
 class Effects:
@@ -159,21 +130,21 @@ class Effects:
         taken = known_values(self._graph.facts)
         for spec in self._specs:
             on_call(spec.dotted)
-            writer = _Writer(spec, self._graph.facts, taken, self._seed)
+            writer = _Writer(spec, self._graph, self._graph.facts, taken)
             rng = Random(derive_seed(self._seed, "changes", spec.dotted))
             outcome: Change | str = "nothing gave arguments for it"
-            for _ in range(_TRIES):
+            for made in itertools.islice(itertools.cycle(writer.ways), _TRIES):
                 if spec.server in self.kept or isinstance(outcome, Change):
                     break
-                if (drawn := writer.drawn(rng)) is not None:
-                    outcome = await self._tried(Fact(spec, drawn[0]))
+                if (drawn := writer.drawn(made, rng)) is not None:
+                    outcome = await self._tried(Fact(spec, drawn[0]), made)
             if isinstance(outcome, Change):
                 self.changes.append(outcome)
             else:
                 text = "may change something, and was tried in an instance of its own: "
                 self.silences.append(Silence("no_effect", text + outcome, (spec.dotted,)))
 
-    async def _tried(self, call: Fact) -> Change | str:
+    async def _tried(self, call: Fact, made: _Made) -> Change | str:
         """Return the change that a call makes, or why there is none."""
         spec = call.spec
         if fault := self._cache.argument_fault(spec.server, spec.name, call.arguments):
@@ -193,7 +164,7 @@ class Effects:
         checks = _checks_of(readings, call)
         if checks is None:
             return "no tool that only reads tells all of the change"
-        return Change(spec, tuple({read.spec.dotted: read.spec for read, _ in checks}.values()))
+        return Change(spec, tuple({read.spec.dotted: read.spec for read, _ in checks}.values()), made)
 
     async def _starts_over(self, changed: _Reading) -> bool:
         """Return True if the next session finds the state as this one did."""
@@ -212,7 +183,7 @@ def reads_about(call: Fact, readers: Sequence[ToolSpec], facts: Sequence[Fact]) 
     texts = set(map(str, given))
     made: dict[str, Fact] = {}
     for reader in readers:
-        calls = [fact for fact in facts if fact.spec is reader and fact.page == 1]
+        calls = [fact for fact in facts if fact.spec is reader]
         calls.sort(key=lambda fact: set(map(str, scalars(fact.arguments))).isdisjoint(texts))
         options = [fact.arguments for fact in calls[:_OF_A_TOOL]]
         if len(reader.input_schema.get("required", ())) < 2:
@@ -248,14 +219,15 @@ def _checks_of(readings: Sequence[_Reading], call: Fact) -> list[tuple[Fact, Eff
 
 
 def draw_change(
-    changes: Sequence[Change], facts: Sequence[Fact], taken: set[str], rng: Random
+    changes: Sequence[Change], graph: ToolGraph, facts: Sequence[Fact], taken: set[str], rng: Random
 ) -> Walk | None:
     """Return a wish that something be changed, in which only things of `facts` are named."""
     change = rng.choice(changes)
-    drawn = _Writer(change.spec, facts, taken, rng.randrange(2**31)).drawn(rng)
+    drawn = _Writer(change.spec, graph, facts, taken).drawn(change.made, rng)
     if drawn is None:
         return None
-    call, wish = Fact(change.spec, drawn[0]), questions.wish_of(change.spec, drawn[0])
+    call = Fact(change.spec, drawn[0])
+    wish = wish_of(change.spec, drawn[0], graph.relations.own[change.spec.dotted])
     reads = reads_about(call, change.readers, facts)
     walk = Walk("state_change", "changed", (Step(call),), wish, reads=reads, invented=drawn[1])
     return walk if reads else None

@@ -16,7 +16,6 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.shown_values import shown_value, text_value
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
-from mcpagent.core.values import scalars
 from mcpagent.synth.explore.candidates import (
     GIVEN,
     GUESSED,
@@ -25,17 +24,11 @@ from mcpagent.synth.explore.candidates import (
     Candidates,
     Shape,
     Slot,
-    add_own_values,
     argument_shape,
-    learned_rank,
-    listed_values,
-    taken_by,
-    value_form,
 )
-from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph, given_by, grouped
-from mcpagent.synth.explore.leaves import Leaf, leaves_of, told_number
-from mcpagent.synth.explore.paging import is_paging, is_whole, next_page
-from mcpagent.synth.explore.questions import is_of_today
+from mcpagent.synth.explore.graph import Fact, Relations, Silence, ToolGraph, grouped
+from mcpagent.synth.explore.leaves import Leaf, leaves_of
+from mcpagent.synth.explore.words import own_words
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
 from mcpagent.tools.wire import head_of
@@ -49,9 +42,7 @@ _PATIENCE = 10  # refusals that a tool may begin with
 _DRAWS = 400  # of values for several parameters
 _OPTIONAL = 24  # values of an optional parameter, if no other is needed
 _VARIED = 4  # if one is
-_PAGES = 6  # that are followed from one call
-# A tool that tells a field of such a name of today tells what is of now.
-_NOW = {(name,) for name in ("date", "time", "datetime", "day", "now", "today", "timestamp", "iso")}
+_LONGEST = 200  # characters of a value that is passed on
 
 SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
 
@@ -64,7 +55,6 @@ class _Attempt:
     arguments: JsonObject
     given: Sequence[tuple[Slot, Candidates, Any]] = ()
     base: Fact | None = None
-    page: int = 1
 
 
 class _Tool:
@@ -80,12 +70,11 @@ class _Tool:
         self.shape = argument_shape(spec, [name for name in names if f"{spec.dotted}.{name}" in seed_values])
         for slot in self.shape.slots:
             slot.add("named by the user", GIVEN, seed_values.get(f"{spec.dotted}.{slot.name}", ()))
-            add_own_values(slot, spec, seed=seed, places=places)
+            slot.add_own(places)
         self.rng = Random(derive_seed(seed, "learn", spec.dotted))
         self.facts: list[Fact] = []
         self.answers: dict[str, str] = {}
-        self.following: list[_Attempt] = []  # next pages
-        self.followed = self.refused = self.cut = 0
+        self.refused = self.cut = 0
         self.errors: list[str] = []
         self.nonsense: str | None = None
         self.is_vain = False
@@ -98,7 +87,7 @@ class _Tool:
         room = min(_WAVE, self.most - len(self.facts)) if is_open else 0
         # An optional parameter is worth a look, but not before the others are understood.
         varied = itertools.islice(self._new(self._varied()), len(self.facts) > 1)
-        rest = (self._new(attempts) for attempts in (self.following, self._combined(rank), self._varied()))
+        rest = (self._new(attempts) for attempts in (self._combined(rank), self._varied()))
         return list(itertools.islice(itertools.chain(varied, *rest), max(0, room)))
 
     def _new(self, attempts: Iterable[_Attempt]) -> Iterator[_Attempt]:
@@ -173,7 +162,8 @@ async def learn(
     tools = [
         _Tool(spec, seed, most, seed_values or {}, (places or {}).get(spec.server, ())) for spec in readers
     ]
-    learner = _Learner(seed, tools, on_progress or (lambda *_: None))
+    relations = Relations({spec.dotted: own_words(spec, cache.specs) for spec in cache.specs})
+    learner = _Learner(seed, tools, relations, on_progress or (lambda *_: None))
     async with cache.session() as session:
         await learner.run(session)
     async with cache.session(generation=2) as later:
@@ -190,11 +180,12 @@ async def learn(
 class _Learner:
     seed: int
     tools: Sequence[_Tool]
+    relations: Relations
     on_progress: Callable[[int, str], None]
     calls: int = 0
     failed: int = 0
     given: set[str] = field(default_factory=set)
-    takers: dict[tuple[str, bool], list[tuple[Slot, int]]] = field(default_factory=dict)
+    takers: dict[str, list[tuple[Slot, int]]] = field(default_factory=dict)
 
     async def run(self, session: SynthSession) -> None:
         """Waves of calls, the likelier ones first, until there is nothing more to try."""
@@ -241,16 +232,9 @@ class _Learner:
             return
         for _, place, _ in attempt.given:
             place.accepted += 1
-        value = _told(result)
-        leaves = leaves_of(value, seed=derive_seed(self.seed, tool.spec.dotted))
-        defaults = (slot.schema.get("default") for slot in tool.shape.slots)
-        leaves += tuple(told_number(value, [*scalars(attempt.arguments), *defaults]))
-        is_all = attempt.page == 1 and is_whole(tool.spec, attempt.arguments, value)
-        prose = "" if result.content.lstrip()[:1] in ("{", "[") else result.content
-        is_drawn = (attempt.base is not None and attempt.base.is_drawn) or any(
-            place is slot.lists.get("drawn") and not is_paging(slot.name) for slot, place, _ in attempt.given
-        )
-        fact = Fact(tool.spec, attempt.arguments, leaves, attempt.page, is_all, prose, is_drawn)
+        leaves = leaves_of(_told(result), seed=derive_seed(self.seed, tool.spec.dotted))
+        is_sayable = attempt.base is None and all(place.rank < GUESSED for _, place, _ in attempt.given)
+        fact = Fact(tool.spec, attempt.arguments, leaves, is_sayable)
         self._learn(fact)
         if result.truncated_chars:
             tool.cut += 1
@@ -263,58 +247,45 @@ class _Learner:
         if extra and not tool.facts:  # what it was given is what it needs
             tool.shape, tool.refused = tool.shape.requiring(extra), 0
         tool.facts.append(fact)
-        # The next page of a list, if the answer says that there is one, or may have one.
-        if fact.page < _PAGES and (fact.page > 1 or tool.followed < 3):
-            names = [slot.name for slot in tool.shape.slots if len(slot.path) == 1]
-            if (further := next_page(names, fact.arguments, value)) is not None:
-                tool.followed += fact.page == 1
-                tool.following.append(_Attempt({**fact.arguments, **further}, page=fact.page + 1))
 
     def _learn(self, fact: Fact) -> None:
-        """Try what the fact gives with the tools that it may be meant for."""
-        for value, leaf, prefix in given_by(fact):
-            label = f"{fact.spec.dotted}:{leaf.column}{' in a folder' if prefix else ''} {value_form(value)}"
-            key = json.dumps([label, value])
-            is_long = isinstance(value, str) and (not 0 < len(value) <= 200 or "\n" in value)
-            if key in self.given or is_long:
+        """What the fact gives is tried by the tools that it may be meant for."""
+        for leaf in fact.leaves:
+            label = f"{fact.spec.dotted}:{leaf.column} {type(leaf.value).__name__}"
+            key = json.dumps([label, leaf.value])
+            if key in self.given or len(str(leaf.value)) > _LONGEST:
                 continue
             self.given.add(key)
-            for slot, rank in self._takers(label, fact.spec, value, leaf):
+            for slot, rank in self._takers(label, fact.spec, leaf):
                 is_item = any(isinstance(step, int) for step in slot.path)  # which is no list of several
-                slot.add(label, rank, [] if is_item and "," in str(value) else [taken_by(slot, value)])
+                is_list = is_item and "," in str(leaf.value)
+                slot.add(label, rank, [] if is_list else [slot.taking(leaf.value)])
 
-    def _takers(self, label: str, source: ToolSpec, value: str | int, leaf: Leaf) -> list[tuple[Slot, int]]:
-        """The slots that values like this one are for; worked out once for a place and a form."""
-        alike = (label, "/" in str(value))
-        if alike not in self.takers:
-            self.takers[alike] = [
+    def _takers(self, label: str, source: ToolSpec, leaf: Leaf) -> list[tuple[Slot, int]]:
+        """The slots that values like this one are for; worked out once for a place."""
+        if label not in self.takers:
+            self.takers[label] = [
                 (slot, rank)
                 for tool in self.tools
                 for slot in tool.shape.slots
-                if (rank := learned_rank(slot, tool.spec, source, value, leaf)) is not None
+                if (rank := slot.rank_of(tool.spec, source, leaf, self.relations)) is not None
             ]
-        return self.takers[alike]
+        return self.takers[label]
 
     async def drop_what_changes(self, later: SynthSession) -> None:
-        """Take out the tools whose answers are not the same when they are asked again, or are of now."""
+        """Take out the tools whose answers are not the same when they are asked again."""
         for tool in self.tools:
             ends = [*tool.facts[:1], *tool.facts[-1:]]
             again = await self._all(later, [(tool, fact.arguments) for fact in ends])
             said = [tool.answers[_key(fact.arguments)] for fact in ends]
             is_same = any(old == as_text(new) for old, new in zip(said, again, strict=True))
-            is_of_now = all(
-                any(leaf.tail in _NOW and is_of_today(leaf.value) for leaf in fact.leaves)
-                for fact in tool.facts
-            )
-            tool.is_vain = bool(ends) and (is_of_now or not is_same)
+            tool.is_vain = bool(ends) and not is_same
 
     def graph(self, silences: Sequence[Silence]) -> ToolGraph:
         """Return what was learned, with why tools gave nothing, those of which `silences` say it too."""
-        graph = ToolGraph(calls=self.calls, failed=self.failed)
+        graph = ToolGraph(self.relations, calls=self.calls, failed=self.failed)
         silent = [tool for tool in self.tools if tool.is_vain or not tool.facts]
-        drawn = [tool for tool in self.tools if tool.facts and all(fact.is_drawn for fact in tool.facts)]
-        made_up = [_why_unasked(tool) for tool in drawn if tool not in silent]
-        graph.silences = grouped([*map(_why_nothing, silent), *made_up, *silences])
+        graph.silences = grouped([*map(_why_nothing, silent), *silences])
         for fact in (fact for tool in self.tools if tool not in silent for fact in tool.facts):
             graph.add(fact)
         return graph
@@ -347,30 +318,13 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
 
 
 def _refuse(tool: _Tool, attempt: _Attempt, refusal: str, result: ToolResult) -> None:
-    """Count a refusal for the values that it speaks of, else for those of which least is known; and try what
-    it names."""
+    """Count a refusal for the values that it speaks of, else for those of which least is known."""
     tool.refused += 4 if result.failure in (FailureKind.TIMEOUT, FailureKind.CRASHED) else 1
     tool.errors.append(refusal)
     unsure = [part for part in attempt.given if not part[1].accepted] or attempt.given
     blamed = [part for part in unsure if part[0].name in refusal or str(part[2]) in refusal] or unsure
-    repeated = (
-        tool.spec.name,
-        *(text for slot, _, value in attempt.given for text in (slot.name, str(value))),
-    )
-    for slot, place, _ in blamed:
+    for _, place, _ in blamed:
         place.refused += 1
-        if slot.type == "string" and "enum" not in slot.lists and (result.is_error or says_no(result)):
-            # What it was given is repeated whole, or its beginning.
-            named = [v for v in listed_values(refusal) if not any(text.startswith(v) for text in repeated)]
-            slot.add("named in a refusal", LIKELY, named)
-
-
-def _why_unasked(tool: _Tool) -> Silence:
-    """Return why nobody would ask what a tool answered."""
-    names = [slot.name for slot in tool.shape.slots if "drawn" in slot.lists and slot.lists["drawn"].accepted]
-    options = " ".join(f"--seed-value {name}=..." for name in dict.fromkeys(names))
-    text = f"answered drawn values alone, which nobody would ask about; name some: {options}"
-    return Silence("drawn", text, (tool.spec.dotted,))
 
 
 def _why_nothing(tool: _Tool) -> Silence:

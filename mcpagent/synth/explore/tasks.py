@@ -7,28 +7,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
-from typing import Any
 
 from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
-from mcpagent.core.shown_values import shown_value
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
-from mcpagent.core.values import scalars
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import text_digest
-from mcpagent.synth.explore.candidates import naming
 from mcpagent.synth.explore.changes import Change, draw_change, state_of, watching
 from mcpagent.synth.explore.graph import Fact, ToolGraph
-from mcpagent.synth.explore.leaves import leaves_of
 from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
 from mcpagent.synth.explore.subjects import Subjects
+from mcpagent.synth.explore.telling import naming, telling_call
 from mcpagent.synth.explore.walks import Walk, about
 from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task, task_id
-from mcpagent.synth.tasks.run import CallCache, SynthSession, says_no
+from mcpagent.synth.tasks.run import CallCache, says_no
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 from mcpagent.synth.templates.pools import SplitShares
 from mcpagent.synth.templates.rules import (
@@ -214,7 +210,8 @@ class _WalkSource:
         """A walk that changes something, if that is less than a share of all."""
         if not self.learned.changes or self.changing > share * (self.solvable + self.lacking):
             return None
-        return draw_change(self.learned.changes, self.facts, self.shapes.inventor.taken, self._rng())
+        learned = self.learned
+        return draw_change(learned.changes, learned.graph, self.facts, self.shapes.taken, self._rng())
 
     async def make(self, candidate: Walk) -> Task | Rejection:
         said = candidate.said(Random(derive_seed(self.seed, "said", candidate.key)))
@@ -235,58 +232,53 @@ class _WalkSource:
         """Return what another tool tells of a thing that was invented; None if none does."""
         if walk.lack != "existence":
             return None
-        others = self.shapes.inventor.also(walk.steps[-1].fact, walk.invented)
+        asked = walk.steps[-1].fact
+        name = next(value for _, value in asked.given)
         async with self.learned.cache.session(only_reads=True) as session:
-            for other in others:
-                spec = other.spec
-                result = await session.call(server=spec.server, tool=spec.name, arguments=other.arguments)
-                if not (result.is_error or says_no(result) or not leaves_of(shown_value(result))):
-                    detail = f"{spec.dotted}({other.arguments}): {result.content[:200]}"
-                    return Rejection(RejectCode.EXISTS, detail)
+            for spec in self._readers(asked.spec.dotted):
+                for arguments in naming(spec, [name]):
+                    result = await session.call(server=spec.server, tool=spec.name, arguments=arguments)
+                    if not (result.is_error or says_no(result)) and stands_in(name, result.content):
+                        detail = f"{spec.dotted}({arguments}): {result.content[:200]}"
+                        return Rejection(RejectCode.EXISTS, detail)
         return None
 
     async def _without(self, task: Task, walk: Walk) -> Task | Rejection:
-        """Take away every tool that gives the answer, was seen to give a field of its name, or takes it as an
-        argument, by which a list tells it (`list_pledges(state)`); those that were not seen at all, and those
-        that execute what they are told."""
+        """Take away every tool of the server, if there are others; else those that give the answer or a field
+        of its name, take it as an argument, execute what they are told, or were not seen at all."""
         graph, facts, fact = self.learned.graph, answer_facts(task), walk.steps[-1].fact
-
-        def tells(value: Any) -> bool:
-            return any(stands_in(fact, str(value)) for fact in facts)
-
-        asked = {leaf.name for leaf in fact.leaves if leaf.name and tells(leaf.value)}
-        telling = {fact.spec.dotted, *(tool for silence in graph.silences for tool in silence.tools)}
-        telling |= {
-            other.spec.dotted
-            for other in graph.facts
-            if asked & {*other.spec.input_schema.get("properties", {}), *(leaf.name for leaf in other.leaves)}
-            or any(map(tells, (*scalars(other.arguments), *(leaf.value for leaf in other.leaves))))
-        }
-        named = [value for value in scalars(fact.arguments) if type(value) in (str, int)]
+        of_server = {spec.dotted for spec in self.offer.catalog.values() if spec.server == fact.spec.server}
+        named = [value for _, value in fact.given if isinstance(value, str | int)]
         named += [name for seen in walk.seen for names in seen.about for name in names]
+        if len(of_server) < len(self.offer.catalog):
+            telling = of_server
+        else:
+            asked = {leaf.name for leaf in fact.leaves if any(stands_in(f, str(leaf.value)) for f in facts)}
+            telling = {fact.spec.dotted, *(tool for silence in graph.silences for tool in silence.tools)}
+            telling |= {
+                other.spec.dotted
+                for other in graph.facts
+                if asked
+                & {*other.spec.input_schema.get("properties", {}), *(leaf.name for leaf in other.leaves)}
+            }
         async with self.learned.cache.session(only_reads=True) as session:
-            for spec in self.offer.catalog.values():
-                if spec.dotted in telling or not spec.annotations.read_only:
-                    continue
-                if takes_language(spec) or await _answers(session, spec, list(dict.fromkeys(named)), tells):
+            for spec in self._readers(*telling):
+                is_open = takes_language(spec)
+                if (
+                    is_open
+                    or await telling_call(session, spec, list(dict.fromkeys(named)), facts) is not None
+                ):
                     telling.add(spec.dotted)
-        seed = derive_seed(self.seed, walk.key)
-        tools = self.offer.tools_for(set(), seed=seed, withheld=telling)
+        tools = self.offer.tools_for(set(), seed=derive_seed(self.seed, walk.key), withheld=telling)
         if not tools:
             return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
         withheld = sorted(telling & {spec.dotted for spec in self.offer.catalog.values()})
         return abstaining(task, tools, offer=self.offer, withheld=withheld)
 
-
-async def _answers(
-    session: SynthSession, spec: ToolSpec, named: Sequence[str | int], tells: Callable[[Any], bool]
-) -> bool:
-    """Return True if a tool tells the answer if it is called with what a question names."""
-    for arguments in naming(spec, named):
-        result = await session.call(server=spec.server, tool=spec.name, arguments=arguments)
-        if not result.is_error and any(tells(leaf.value) for leaf in leaves_of(shown_value(result))):
-            return True
-    return False
+    def _readers(self, *without: str) -> list[ToolSpec]:
+        """The other tools that only read."""
+        catalog = self.offer.catalog.values()
+        return [spec for spec in catalog if spec.annotations.read_only and spec.dotted not in without]
 
 
 def _draft(
@@ -360,13 +352,8 @@ def _checks(walk: Walk) -> JsonObject:
             "final_answer": {"type": "none", "form": kind},
         }
     check: JsonObject = {"type": kind, "value": values[0]}
-    if kind == "set":
-        check["value"] = values
-    elif kind == "pairs":
+    if kind == "pairs":
         check["value"] = dict(zip(walk.answer.things, values, strict=True))
-    elif kind == "choice":
-        check["options"] = list(walk.answer.things)
-    check |= {"precision": "day"} if check["type"] == "date" and walk.goal.startswith("the date") else {}
     return {
         "success": {},
         "final_answer": check,

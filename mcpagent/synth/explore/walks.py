@@ -8,18 +8,18 @@ from random import Random
 from typing import Any, Literal
 
 from mcpagent.core.records import JsonObject
-from mcpagent.synth.explore import questions
 from mcpagent.synth.explore.graph import Fact
+from mcpagent.synth.explore.questions import FRAMES, NAMED, WISHES, framed
 from mcpagent.synth.tasks.run import replaced_in
 
 Lack = Literal["", "existence", "function", "right"]
-AnswerType = Literal["number", "date", "name", "choice", "pairs", "set"]
+AnswerType = Literal["number", "date", "name", "pairs"]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The words of a right answer: `values` are references to the results of the steps. Of pairs, `things`
-    says which thing each value is of, of a choice what there is to choose from."""
+    """What a right answer says: `values` are references to the results of the steps. Of pairs, `things` says
+    which thing each value is of."""
 
     type: AnswerType
     values: tuple[str, ...]
@@ -54,7 +54,7 @@ class Step:
 @dataclass(frozen=True)
 class Walk:
     """A question. `kind` is the class of its task and `shape` what is asked in it, `goal` what is asked for:
-    a noun, or of a choice what the right one has, or a wish. `lack` says what a question has too little of:
+    a noun, or a wish. `lack` says what a question has too little of:
     the existence of the thing that it names (`invented`), a function that is withheld, the right to change.
     `reads` are calls whose answers tell what a walk changed, which is what it is for if there are some."""
 
@@ -72,18 +72,13 @@ class Walk:
     @property
     def key(self) -> str:
         """A text that is equal for walks that ask the same, whichever tools answer it, or none."""
-        choices = sorted(self.answer.things) if self.answer and self.answer.type == "choice" else []
-        return json.dumps([self.goal.casefold(), choices, self.names])
+        return json.dumps([self.goal.casefold(), self.names])
 
     def said(self, rng: Random) -> tuple[str, ...]:
         """Return the messages of the user; the same for the same state of `rng`."""
-        if self.reads or self.lack == "right":
-            return (questions.framed(questions.WISHES, rng, wish=self.goal),)
-        if self.answer and self.answer.type == "choice":
-            things = questions.joined(self.answer.things)
-            return (questions.framed(questions.CHOICES, rng, things=things, most=self.goal),)
-        later = (questions.framed(questions.NAMED, rng, thing=self.names),) if self.names else ()
-        return (questions.ask(self.goal, rng), *later)
+        is_wish = self.reads or self.lack == "right"
+        first = framed(WISHES if is_wish else FRAMES, rng, self.goal)
+        return (first, framed(NAMED, rng, self.names)) if self.names else (first,)
 
 
 def about(fact: Fact) -> str:

@@ -54,7 +54,7 @@ async def observe(cache: CallCache, *, seed: int) -> tuple[Observation, ...]:
     calls: list[tuple[ToolSpec, JsonObject]] = []
     for tool in cache.specs:
         if tool.annotations.read_only:
-            facts = [fact.arguments for fact in graph.facts if fact.spec is tool and fact.page == 1]
+            facts = [fact.arguments for fact in graph.facts if fact.spec is tool]
             nothing = harmless_arguments(tool.input_schema, text=NO_NAME)
             calls += [(tool, arguments) for arguments in facts[:_SHOWN_OF_EACH]]
             calls += [(tool, nothing)] if nothing and nothing not in facts else []

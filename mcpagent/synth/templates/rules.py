@@ -16,7 +16,8 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import DiskList, text_digest
-from mcpagent.synth.tasks.inspect import answer_facts, stands_in
+from mcpagent.synth.explore.telling import telling_call
+from mcpagent.synth.tasks.inspect import answer_facts
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import Candidate, ToolSelection, build_task, draft_task
 from mcpagent.synth.tasks.run import CallCache
@@ -24,6 +25,7 @@ from mcpagent.synth.tasks.stages import GENERATION_STAGES, RejectCode, Rejection
 from mcpagent.synth.templates.pools import SPLITS, list_entities, split_entities
 from mcpagent.synth.templates.template import Template, TemplateSet
 from mcpagent.tools.contract import ToolProvider
+from mcpagent.tools.languages import takes_language
 
 
 def abstaining(
@@ -49,29 +51,17 @@ def abstaining(
 
 
 async def _telling_tool(task: Task, offered: list[ToolSpec], cache: CallCache) -> str | None:
-    """An offered tool with one required text parameter that gives the answer about one of the slots."""
+    """An offered tool that gives the answer about one of the slots."""
     facts = answer_facts(task)
-    if not facts:
-        return None
     subjects = [value for value in task.extra_info.get("slots", {}).values() if isinstance(value, str)]
-    async with cache.session() as session:
-        for spec in offered:
-            name = _only_text_parameter(spec)
-            if name is None or not spec.annotations.read_only:
+    async with cache.session(only_reads=True) as session:
+        for spec in offered if facts else ():
+            if not spec.annotations.read_only or takes_language(spec):
                 continue
-            for subject in subjects:
-                result = await session.call(server=spec.server, tool=spec.name, arguments={name: subject})
-                if not result.is_error and all(stands_in(fact, result.content) for fact in facts):
-                    return f"{spec.dotted}({name}={subject!r}) has the answer {facts}"
+            arguments = await telling_call(session, spec, subjects, facts)
+            if arguments is not None:
+                return f"{spec.dotted}({arguments}) has the answer {facts}"
     return None
-
-
-def _only_text_parameter(spec: ToolSpec) -> str | None:
-    required = spec.input_schema.get("required", ())
-    if len(required) != 1:
-        return None
-    kind = spec.input_schema.get("properties", {}).get(required[0], {}).get("type")
-    return required[0] if kind == "string" and required[0] != "code" else None
 
 
 _BATCH = 32  # candidates executed at once; fixed, since it takes part in what is kept
