@@ -11,7 +11,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore.leaves import Leaf
-from mcpagent.synth.explore.words import name_words
+from mcpagent.synth.explore.words import name_words, stem
 
 SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
@@ -112,15 +112,31 @@ class Relations:
         """Return the words which say that a value of a field is meant for a parameter: those of the tool and
         the parameter that the field or what it stands in has. `id` of `ships` is for `ship_id` and for the
         `id` of `get_ship`, not for `captain_id`."""
-        given, asked = {*name_words(leaf.name)}, {*name_words(parameter)}
-        own, around = self.own[target.dotted], {*self.around(source, leaf)}
+        given, asked, around, own = (
+            {*map(stem, words)}
+            for words in (
+                name_words(leaf.name),
+                name_words(parameter),
+                self.around(source, leaf),
+                self.own[target.dotted],
+            )
+        )
         is_about = given <= asked or asked <= given
         if isinstance(leaf.value, str):
             is_about = is_about or asked <= around or not given.isdisjoint(own)
         if not is_about or (given and given < asked and not asked - given <= around):
             return []
         told = around if given == asked and len(given) == 1 else around | given
-        return [word for word in (*own, *name_words(parameter)) if word in told]
+        return [word for word in (*self.own[target.dotted], *name_words(parameter)) if stem(word) in told]
+
+    def link(self, source: ToolSpec, leaf: Leaf, target: ToolSpec, parameter: str) -> tuple[list[str], bool]:
+        """Return the words for a text that is an argument elsewhere though no name says so, and whether they
+        are those of its field: the `loan` of a card is a book; none if it is called as the parameter is."""
+        given, around = name_words(leaf.name), {*map(stem, self.around(source, leaf))}
+        if not given or {*given} == {*name_words(parameter)}:
+            return [], False
+        itself = [word for word in self.own[target.dotted] if stem(word) in around]
+        return (itself, False) if itself else ([" ".join(given)], True)
 
 
 @dataclass
@@ -150,19 +166,28 @@ class ToolGraph:
             prefix = SELECT if isinstance(value, str) and value.startswith(SELECT) else ""
             told = value.removeprefix(SELECT) if isinstance(value, str) else value
             for source, leaf in () if isinstance(value, float | bool) else self._givers.get(told, ()):
-                words = self.relations.shared(source.spec, leaf, fact.spec, name)
-                if not words or source is fact or any(value == other for _, other in source.given):
+                if source is fact or any(value == other for _, other in source.given):
                     continue
-                is_named = len(leaf.tail) > 1 or words[0] in name_words(leaf.name)
-                edges.append(Edge(source, leaf, name, str(value), words[0], is_named, prefix))
+                words = self.relations.shared(source.spec, leaf, fact.spec, name)
+                is_named = len(leaf.tail) > 1 or (
+                    words and stem(words[0]) in map(stem, name_words(leaf.name))
+                )
+                if not words and isinstance(value, str) and not prefix:
+                    words, is_named = self.relations.link(source.spec, leaf, fact.spec, name)
+                if words:
+                    edges.append(Edge(source, leaf, name, str(value), words[0], is_named, prefix))
         return edges
 
     @cached_property
     def kinds(self) -> Mapping[tuple[str, str], str]:
-        """What kind of thing a parameter (`server.tool`, name) names, by what gives it: `ship` for the `id`
-        of `get_ship`. Parameters that nothing gives are left out."""
+        """What kind of thing a parameter (`server.tool`, name) names, by the tools that take and give it:
+        `ship` for the `id` of `get_ship`; empty if neither says it. Parameters that nothing gives are left
+        out."""
         kinds: dict[tuple[str, str], str] = {}
         for fact in self.facts:
             for edge in self.edges_into(fact):
-                kinds.setdefault((fact.spec.dotted, edge.parameter), edge.kind)
+                own = self.relations.own[fact.spec.dotted], self.relations.own[edge.source.spec.dotted]
+                kind = edge.kind if any(stem(edge.kind) in map(stem, words) for words in own) else ""
+                key = (fact.spec.dotted, edge.parameter)
+                kinds[key] = kinds.get(key) or kind
         return kinds

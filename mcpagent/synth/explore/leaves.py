@@ -105,7 +105,8 @@ def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
         opens = opened_value if "\n" in value or place.expression in _WHOLE else nested_value
         nested = opens(value)
         if not isinstance(nested, str):
-            yield from _walk(nested, place, seed)
+            is_all = place.expression in _WHOLE
+            yield from _walk(nested, replace(place, tail=()) if is_all else place, seed)
         elif len(value) <= SHORT and "\n" not in value.strip() and value.strip().casefold() not in _NOTHING:
             yield replace(place, value=value)
     elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -84,9 +84,9 @@ class Namer:
         ((name, value),) = given
         if table := table_of(value):
             return f"table {table}"
-        kind = self.kind_of(fact)
-        is_bare = kind and is_words(value) and not is_choice(fact.spec, next(iter(fact.arguments)))
-        return said_value(value) if is_bare else f"{kind or name} {said_value(value)}"
+        is_given = (fact.spec.dotted, next(iter(fact.arguments))) in self.kinds
+        is_bare = is_given and is_words(value) and not is_choice(fact.spec, next(iter(fact.arguments)))
+        return said_value(value) if is_bare else f"{self.kind_of(fact) or name} {said_value(value)}"
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
         """Return what an item of a list is called: `Aurora`, `ship 4013`."""

@@ -57,6 +57,11 @@ def _singular(word: str) -> str:
     return word if is_one else word.removesuffix("s")
 
 
+def stem(word: str) -> str:
+    """Return what the forms of a noun have in common: `shel` of `shelf` and `shelves`."""
+    return _singular(word).removesuffix("e").rstrip("vfy")
+
+
 def lead(spec: ToolSpec, peers: Iterable[ToolSpec]) -> int:
     """Return how many words the names of all tools of its server begin with: 2 of `mcp_cook_get_recipe`."""
     names = {name_words(peer.name) for peer in peers if peer.server == spec.server} | {name_words(spec.name)}
