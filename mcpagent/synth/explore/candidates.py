@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from mcpagent.tools.workspace import files_below
 GIVEN, LIKELY, POSSIBLE, GUESSED = range(4)
 
 _CONFIGURED = "of the configuration"
+_QUOTED = re.compile(r"(?<!\w)['\"`]([^'\"`\n]{1,60})['\"`](?!\w)")  # in what a schema says: an example
 _DEEPEST = 6  # of objects in objects
 _FILES = 60  # below a folder of the configuration
 _MANY = 400  # values of one list that are remembered
@@ -91,6 +93,8 @@ class Slot:
             return
         self.add("default", LIKELY, [self.schema["default"]] if self.schema.get("default") else [])
         self.add("examples", LIKELY, self.schema.get("examples") or [])
+        quoted = _QUOTED.findall(str(self.schema.get("description", "")))
+        self.add("quoted", LIKELY, quoted if self.type == "string" and not self.is_sql else ())
         for place in places if self.type == "string" and not self.is_sql else ():
             files = files_below(Path(place), most=_FILES)
             self.add(_CONFIGURED, POSSIBLE, [place])
@@ -114,7 +118,7 @@ class Slot:
             return LIKELY
         if is_number:  # of whatever else is counted
             return None
-        return GUESSED if {*name_words(leaf.name)}.isdisjoint(name_words(self.name)) else POSSIBLE
+        return POSSIBLE if name_words(leaf.name) == name_words(self.name) else GUESSED
 
 
 def _in_turn(lists: Sequence[Candidates]) -> list[tuple[Candidates, Any]]:
@@ -158,11 +162,13 @@ class Shape:
 def argument_shape(spec: ToolSpec, given: Sequence[str] = ()) -> Shape:
     """Return what there is to fill in when the tool is called; parameters with a value `given` are always
     filled."""
-    root, sql = spec.input_schema, SqlGuard(spec).declared
+    root, guard = spec.input_schema, SqlGuard(spec)
+    parameters = root.get("properties", {})
+    sql = guard.declared or (parameters if guard.is_needed and len(parameters) == 1 else ())
     required: list[Slot] = []
     template: JsonObject = {}
     optional: list[Slot] = []
-    for name, schema in root.get("properties", {}).items():
+    for name, schema in parameters.items():
         slots: list[Slot] = []
         value = _template(schema, (name,), name, root, slots)
         for slot in slots:

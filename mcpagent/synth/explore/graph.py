@@ -103,10 +103,12 @@ class Relations:
     own: Mapping[str, tuple[str, ...]]
 
     def around(self, source: ToolSpec, leaf: Leaf) -> tuple[str, ...]:
-        """Return the words for what a leaf stands in: of its list or object, else of what its tool gives,
-        which is the name of the tool without its verb."""
+        """Return the words for what a leaf stands in: of its list or object, else of what its tool is about:
+        what it takes, or its name without its verb."""
         own = self.own[source.dotted]
-        return name_words(leaf.holder) or own[1:] or own
+        taken = [word for name in source.input_schema.get("properties", {}) for word in name_words(name)]
+        about = tuple(word for word in own if word in taken and not leaf.levels)
+        return name_words(leaf.holder) or about or own[1:] or own
 
     def shared(self, source: ToolSpec, leaf: Leaf, target: ToolSpec, parameter: str) -> list[str]:
         """Return the words which say that a value of a field is meant for a parameter: those of the tool and
@@ -121,9 +123,10 @@ class Relations:
                 self.own[target.dotted],
             )
         )
-        is_about = given <= asked or asked <= given
+        is_key = bool(leaf.levels) and str(leaf.value) in leaf.levels[-1].names
+        is_about = given <= asked or asked <= given or (is_key and asked <= around)
         if isinstance(leaf.value, str):
-            is_about = is_about or asked <= around or not given.isdisjoint(own)
+            is_about = is_about or not given.isdisjoint(own)
         if not is_about or (given and given < asked and not asked - given <= around):
             return []
         told = around if given == asked and len(given) == 1 else around | given
@@ -133,10 +136,10 @@ class Relations:
         """Return the words for a text that is an argument elsewhere though no name says so, and whether they
         are those of its field: the `loan` of a card is a book; none if it is called as the parameter is."""
         given, around = name_words(leaf.name), {*map(stem, self.around(source, leaf))}
-        if not given or {*given} == {*name_words(parameter)}:
-            return [], False
-        itself = [word for word in self.own[target.dotted] if stem(word) in around]
-        return (itself, False) if itself else ([" ".join(given)], True)
+        own = self.own[target.dotted]
+        itself = [word for word in own if stem(word) in around]
+        is_same = given == name_words(parameter) and given[-1:] != own[:1]
+        return (itself, False) if itself or not given or is_same else ([" ".join(given)], True)
 
 
 @dataclass

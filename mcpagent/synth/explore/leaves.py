@@ -126,28 +126,27 @@ def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
             yield from _walk(items[index], spot, seed)
             continue
         names = tuple(str(items[index][key]) for key in keys)
+        named = replace(level, key=keys[0], called=items[index][keys[0]], names=names)
         for name in filter(_FIELD.fullmatch, items[index]):
-            key = next((key for key in keys if key != name), "")
-            called = items[index][key] if key else ""
-            named = replace(level, key=key, called=called, names=names if key else ())
-            below = Leaf(f"{spot.expression}.{name}", "", (name,), (*place.levels, named))
+            itself = level if name == keys[0] else named
+            below = Leaf(f"{spot.expression}.{name}", "", (name,), (*place.levels, itself))
             yield from _walk(items[index][name], below, seed)
 
 
 def _keys_of(items: Sequence[Any]) -> list[str]:
     """Return the fields that tell these items apart: first those whose values are words without digits, as
-    names are, each group in the order of the server."""
+    names are, each group in the order of the server. Names that two fields have are of other things."""
     if len(items) < 2 or not all(isinstance(item, dict) for item in items):
         return []
     told = {name: [item.get(name) for item in items] for name in items[0] if _FIELD.fullmatch(name)}
-    keys = [name for name, values in told.items() if _tell_apart(values)]
+    texts = {name: {str(value).casefold() for value in values} for name, values in told.items()}
+    keys = [
+        name
+        for name, values in told.items()
+        if len(texts[name]) == len(values)
+        and all(type(value) in (str, int) and 0 < len(str(value)) <= _NAME for value in values)
+        and not any(
+            is_words(v) and str(v).casefold() in of for n, of in texts.items() if n != name for v in values
+        )
+    ]
     return sorted(keys, key=lambda name: not all(map(is_words, told[name])))
-
-
-def _tell_apart(values: Sequence[Any]) -> bool:
-    """Whether things with these values can be called by them."""
-    if any(isinstance(value, bool) or not isinstance(value, str | int) for value in values):
-        return False
-    texts = {" ".join(str(value).split()).casefold() for value in values}
-    is_short = all(0 < len(text) <= _NAME for text in texts)
-    return is_short and len(texts) == len(values)

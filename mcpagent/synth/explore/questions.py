@@ -21,6 +21,7 @@ from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.graph import SELECT, Edge, Fact, Relations
 from mcpagent.synth.explore.leaves import SHORT, Leaf, Level, is_words
 from mcpagent.synth.explore.words import name_words, spaced
+from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.tools.probes.arguments import resolved
 
 FRAMES = ("what is {goal}?", "tell me {goal}.", "I need {goal}.", "can you look up {goal}?", "{goal}?")
@@ -75,29 +76,33 @@ class Namer:
         """Return what kind of thing the one argument of a call names; empty if nothing says it."""
         return self.kinds.get((fact.spec.dotted, next(iter(fact.arguments), "")), "")
 
-    def thing_of(self, fact: Fact) -> str:
-        """Return what a call is about: `Mistral`, `task 12`, `city Paris and unit celsius`; empty for a call
-        without arguments."""
+    def thing_of(self, fact: Fact, *, is_bare: bool = True) -> str:
+        """Return what a call is about: `Mistral` (or `ship Mistral`), `task 12`, `city Paris and unit
+        celsius`; empty for a call without arguments."""
         given = [(spaced(name), value) for name, value in fact.given]
         if len(given) != 1:
             return " and ".join(f"{name} {said_value(value)}" for name, value in given)
         ((name, value),) = given
         if table := table_of(value):
             return f"table {table}"
-        is_given = (fact.spec.dotted, next(iter(fact.arguments))) in self.kinds
-        is_bare = is_given and is_words(value) and not is_choice(fact.spec, next(iter(fact.arguments)))
-        return said_value(value) if is_bare else f"{self.kind_of(fact) or name} {said_value(value)}"
+        if is_bare and is_words(value) and not is_choice(fact.spec, next(iter(fact.arguments))):
+            return said_value(value)
+        own = self.relations.own[fact.spec.dotted]
+        is_id = " " not in name and name not in own and len(own) > 1
+        return f"{self.kind_of(fact) or (f'{own[-1]} {name}' if is_id else name)} {said_value(value)}"
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
-        """Return what an item of a list is called: `Aurora`, `ship 4013`."""
-        kind = (name_words(level.kind) or self.relations.around(fact.spec, leaf))[-1]
-        return said_value(level.called) if is_words(level.called) else f"{kind} {said_value(level.called)}"
+        """Return what an item of a list is called: `Aurora`, `ship 4013`, `ship id 4013`."""
+        key, kind = spaced(level.key), (name_words(level.kind) or self.relations.around(fact.spec, leaf))[-1]
+        said = said_value(level.called)
+        return said if is_words(level.called) else f"{key if ' ' in key else kind} {said}"
 
     def owner_of(self, leaf: Leaf, fact: Fact, about: str | None = None) -> str:
         """Return what a value is of: the item of a list, or what the call is about (`about`, if that is not
         its arguments). Empty if nobody can say it: lists in lists, items without names, and another thing of
         the kind that was asked about."""
-        about = self.thing_of(fact) if about is None else about
+        is_item = bool(leaf.levels and leaf.levels[0].key)
+        about = about if about is not None else self.thing_of(fact, is_bare=not is_item)
         level = leaf.levels[0] if leaf.levels else None
         if len(leaf.levels) > 1 or len(leaf.tail) > 2 or _is_of_another(leaf, fact):
             return ""
@@ -137,25 +142,31 @@ def _is_of_another(leaf: Leaf, fact: Fact) -> bool:
 
 
 def _has_argument(leaf: Leaf, fact: Fact) -> bool:
-    """Whether the record of a leaf has a value that the call was given."""
-    given = {folded(str(value)) for _, value in fact.given}
+    """Whether the record of a leaf has, in a field that is called as a parameter, the value that the call was
+    given."""
     rows = leaf.levels[0].rows
-    record = (other for other in fact.leaves if other.levels and other.levels[0].rows == rows)
-    return any(folded(str(other.value)) in given for other in record)
+    record = [other for other in fact.leaves if other.levels and other.levels[0].rows == rows]
+    return any(
+        name_words(other.name) == name_words(name) and folded(str(other.value)) == folded(str(value))
+        for name, value in fact.given
+        for other in record
+    )
 
 
 def is_worth_asking(leaf: Leaf, fact: Fact) -> bool:
     """Return whether a value is an answer: not its place in a list, the length of one, an argument given
-    back, the default of a parameter, or of today."""
+    back or repeated, the default of a parameter, or of today."""
     places = [value for level in leaf.levels for value in (level.index, level.index + 1)]
     places += [level.index + 1 for other in fact.leaves for level in other.levels if not leaf.levels]
     given = {folded(str(value)) for _, value in fact.given}
     schema = fact.spec.input_schema.get("properties", {}).get(leaf.name)
     is_default = isinstance(schema, dict) and "default" in schema and schema["default"] == leaf.value
-    if is_default or str(leaf.value) in map(str, places) or folded(str(leaf.value)) in given:
+    is_told = any(stands_in(value, str(leaf.value)) for value in given if value.strip())
+    if is_default or is_told or str(leaf.value) in map(str, places):
         return False
     text = str(leaf.value)
-    return 1 < len(text) <= SHORT and any(map(str.isalnum, text)) and not is_of_today(text)
+    together = [text, *(str(other.value) for other in fact.leaves if not other.levels)]
+    return 1 < len(text) <= SHORT and any(map(str.isalnum, text)) and not any(map(is_of_today, together))
 
 
 def is_of_today(text: str) -> bool:
