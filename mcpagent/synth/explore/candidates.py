@@ -19,8 +19,8 @@ from mcpagent.tools.languages import SqlGuard
 from mcpagent.tools.probes.arguments import resolved
 from mcpagent.tools.workspace import files_below
 
-# How soon a list of values is tried: an enum or the user's, what names or the schema say is meant for the
-# parameter, what shares its field's name with it, and what is of the right type.
+# How soon a list of values is tried: an enum or the user's; what the schema or a field's name says is meant for
+# the parameter; what the names of lists and tools say, and paths that the server was started with; any text.
 GIVEN, LIKELY, POSSIBLE, GUESSED = range(4)
 
 _CONFIGURED = "of the configuration"
@@ -114,11 +114,10 @@ class Slot:
             return None
         if self.is_sql:
             return LIKELY if isinstance(leaf.value, str) and leaf.value.isidentifier() else None
+        given, asked = name_words(leaf.name), name_words(self.name)
         if relations.shared(source, leaf, spec, self.name):
-            return LIKELY
-        if is_number:  # of whatever else is counted
-            return None
-        return POSSIBLE if name_words(leaf.name) == name_words(self.name) else GUESSED
+            return POSSIBLE if given and {*given}.isdisjoint(asked) else LIKELY
+        return None if is_number else LIKELY if given == asked else GUESSED  # a number of whatever else
 
 
 def _in_turn(lists: Sequence[Candidates]) -> list[tuple[Candidates, Any]]:

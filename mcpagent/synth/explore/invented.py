@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
 from random import Random
 
 from mcpagent.core.values import scalars
@@ -18,18 +19,30 @@ _TOO_LIKE = 0.85  # a name that differs by a letter is a slip of the pen, and me
 def invented_like(names: Sequence[str | int], taken: Collection[str], rng: Random) -> str | int | None:
     """Return a value that looks like those of `names` and is not in `taken` (in small letters); None if they
     have nothing in common that could be made again."""
+    texts = [name for name in dict.fromkeys(names) if isinstance(name, str)]
+    head = _shared(texts)
+    end = _shared([text[len(head) :][::-1] for text in texts])[::-1]  # a folder, an ending
+    parts = [text[len(head) : len(text) - len(end)] for text in texts]
     for _ in range(_TRIES if len(set(names)) >= _LEAST else 0):
-        one, other = rng.sample(list(names), 2)
-        made = _number(names, rng) if isinstance(one, int) else _name(one, str(other), rng)
-        likest = difflib.get_close_matches(str(made).casefold(), taken, 1, _TOO_LIKE)
-        if str(made).casefold() not in taken and (re.search(r"\d", str(made)) or not likest):
+        made: str | int = _number(names, rng)
+        if len(texts) >= _LEAST:
+            part = _name(*rng.sample(parts, 2), rng)
+            is_slip = difflib.get_close_matches(part.casefold(), map(str.casefold, parts), 1, _TOO_LIKE)
+            made = "" if is_slip and part.isalpha() else f"{head}{part}{end}"
+        if made and str(made).casefold() not in taken:
             return made
     return None
 
 
+def _shared(texts: Sequence[str]) -> str:
+    """Return what all of the texts begin with."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    return "".join(letters[0] for letters in alike)
+
+
 def _number(names: Sequence[str | int], rng: Random) -> int:
     """Return a number beyond what may be counted through."""
-    highest = max(name for name in names if isinstance(name, int))
+    highest = max((name for name in names if isinstance(name, int)), default=0)
     return highest + rng.randint(2, max(9, highest // 2))
 
 

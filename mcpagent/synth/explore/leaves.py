@@ -125,8 +125,8 @@ def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
         if not keys:
             yield from _walk(items[index], spot, seed)
             continue
-        names = tuple(str(items[index][key]) for key in keys)
-        named = replace(level, key=keys[0], called=items[index][keys[0]], names=names)
+        level = replace(level, names=tuple(str(items[index][key]) for key in keys))
+        named = replace(level, key=keys[0], called=items[index][keys[0]])
         for name in filter(_FIELD.fullmatch, items[index]):
             itself = level if name == keys[0] else named
             below = Leaf(f"{spot.expression}.{name}", "", (name,), (*place.levels, itself))

@@ -113,13 +113,16 @@ class Shapes:
     ) -> str:
         """Append the calls that lead to `fact`, and the call itself; return what it is about, in words, or
         nothing if they say of no one thing what it is."""
-        edges = [edge for edge in self.graph.edges_into(fact) if not any(edge.source is one for one in taken)]
-        if depth == 0 or not edges:
+        edges = [
+            edge
+            for edge in (self.graph.edges_into(fact) if depth and len([*fact.given]) == 1 else ())
+            if not any(edge.source is one for one in taken)
+            and len(self._led.get(self.namer.reached(edge, None), ())) == 1
+        ]
+        if not edges:
             steps.append(Step(fact))
             return self.namer.thing_of(fact)
         edge = rng.choice(edges)
-        if len([*fact.given]) != 1 or len(self._led.get(self.namer.reached(edge, None), ())) != 1:
-            return ""
         about = self._reached(rng, edge.source, steps, depth=depth - 1, taken=[*taken, edge.source])
         value = f"{edge.prefix}${{{edge.leaf.at_step(len(steps))}}}"
         steps.append(Step(fact, ((edge.text, value),)))

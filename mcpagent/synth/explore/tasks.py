@@ -24,7 +24,7 @@ from mcpagent.synth.explore.walks import Walk, about
 from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task, task_id
-from mcpagent.synth.tasks.run import CallCache, says_no
+from mcpagent.synth.tasks.run import NO_NAME, CallCache, anonymous, replaced_in, says_no
 from mcpagent.synth.tasks.stages import RejectCode, Rejection
 from mcpagent.synth.templates.pools import SplitShares
 from mcpagent.synth.templates.rules import (
@@ -237,9 +237,14 @@ class _WalkSource:
         async with self.learned.cache.session(only_reads=True) as session:
             for spec in self._readers(asked.spec.dotted):
                 for arguments in naming(spec, [name]):
-                    result = await session.call(server=spec.server, tool=spec.name, arguments=arguments)
-                    if not (result.is_error or says_no(result)) and stands_in(name, result.content):
-                        detail = f"{spec.dotted}({arguments}): {result.content[:200]}"
+                    nothing = replaced_in(arguments, str(name), NO_NAME)
+                    told, of_nothing = [
+                        await session.call(server=spec.server, tool=spec.name, arguments=given)
+                        for given in (arguments, nothing)
+                    ]
+                    is_alike = anonymous(told, (str(name),)) == anonymous(of_nothing, (NO_NAME,))
+                    if not (told.is_error or says_no(told) or is_alike):
+                        detail = f"{spec.dotted}({arguments}): {told.content[:200]}"
                         return Rejection(RejectCode.EXISTS, detail)
         return None
 
