@@ -128,7 +128,7 @@ def _tells(fact: Fact, wanted: EvidenceFact) -> bool:
     record."""
     asked = {str(value) for value in scalars(fact.arguments)}
     for leaf in fact.leaves:
-        if leaf.in_prose or not leaf.name or str(leaf.value) != str(wanted.value):
+        if not leaf.name or str(leaf.value) != str(wanted.value):
             continue
         record = {str(other.value) for other in fact.leaves if _item(other) == _item(leaf)} | asked
         names: list[Any] = [{name} if isinstance(name, str) else set(name) for name in wanted.about]
@@ -139,7 +139,7 @@ def _tells(fact: Fact, wanted: EvidenceFact) -> bool:
 
 def _item(leaf: Leaf) -> str:
     """The expression of the item that a value is a field of."""
-    return f"{leaf.level.rows}[{leaf.level.index}]" if leaf.level else "@"
+    return f"{leaf.levels[-1].rows}[{leaf.levels[-1].index}]" if leaf.levels else "@"
 
 
 if __name__ == "__main__":

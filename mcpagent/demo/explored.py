@@ -40,8 +40,8 @@ _MOST_OF_SEVERAL_CALLS = 0.6
 _ENOUGH_OF_SEVERAL_CALLS = 0.4  # of the tasks; with fewer the gain is small, since only they can gain
 
 LEFT_OUT = (
-    "not asked, since a network of this size does not learn it: to count, to calculate, to compare, to find "
-    "a thing in a list, or for what has one of a few values (gen-data --explore asks for that too)"
+    "not asked, since a network of this size does not learn it: to find a thing in a list, or for what has one "
+    "of a few values (gen-data --explore asks for that too)"
 )
 
 # How often each shape is drawn: what takes several calls above all, since only that gains by GRPO. Chains are
@@ -53,7 +53,7 @@ _WEIGHTS = {
 _MOST_CALLS = 3
 _FEW_VALUES, _MANY_THINGS = 6, 4  # of a field, and for each of them on average
 _EXAMPLES = 3  # questions that are shown
-_COUNTED = re.compile(r"\[\d+\]|\b(?:word|rest|number|find)\(")
+_COUNTED = re.compile(r"\[\d+\]")
 
 ABOUT = (
     "A network of about half a million weights, built from scratch, learns to use the servers that were "
@@ -180,8 +180,7 @@ def within_reach(facts: Sequence[Fact]) -> Callable[[Walk], bool]:
             if tool == step.fact.spec.dotted
         }
         return (
-            walk.shape != "most"
-            and len(walk.steps) <= _MOST_CALLS
+            len(walk.steps) <= _MOST_CALLS
             and few.isdisjoint(answers)
             and not any(map(_COUNTED.search, references))
         )

@@ -19,8 +19,8 @@ from mcpagent.tools.languages import SqlGuard
 from mcpagent.tools.probes.arguments import resolved
 from mcpagent.tools.workspace import files_below
 
-# How soon a list of values is tried: an enum or the user's; what the schema or a field's name says is meant for
-# the parameter; what the names of lists and tools say, and paths that the server was started with; any text.
+# How soon a list of values is tried: an enum or the user's; what the schema or a field's name says is meant;
+# what the names of lists and tools say, and paths that the server was started with; any text.
 GIVEN, LIKELY, POSSIBLE, GUESSED = range(4)
 
 _CONFIGURED = "of the configuration"
@@ -66,22 +66,17 @@ class Slot:
             if len(listed) < _MANY:
                 listed.setdefault(repr(value), value)
 
-    def likeliest(self, rank: int) -> list[tuple[Candidates, Any]]:
-        """Return the values that are as likely as those of a list that was accepted, of no list that was only
-        refused; if none was accepted, those of the lowest rank that has any."""
-        taken = [each.rank for each in self.lists.values() if each.accepted]
-        if not taken:
-            return next(filter(None, map(self.values, range(rank + 1))), [])
-        lists = [each for each in self.lists.values() if each.rank <= min(taken) and each.is_open]
-        return _in_turn([each for each in lists if each.accepted or not each.refused])
-
-    def values(self, rank: int) -> list[tuple[Candidates, Any]]:
+    def values(self, rank: int, *, likeliest: bool = False) -> list[tuple[Candidates, Any]]:
         """Return what is to be tried now, each with its list. If two were accepted, or a path that the server
-        was started with, none that are less likely or of a list that was only refused."""
+        was started with, none that are less likely or of a list that was only refused; if one is to be the
+        `likeliest`, after the first that was accepted, and before it those of the lowest rank."""
         lists = [each for each in self.lists.values() if each.rank <= rank and each.is_open]
+        least = 0 if likeliest else 1
         started = self.lists.get(_CONFIGURED)
-        if taken := [each.rank for each in lists if each.accepted > (each is not started)]:
+        if taken := [each.rank for each in lists if each.accepted > least * (each is not started)]:
             lists = [e for e in lists if e.rank <= min(taken) and (e.accepted or not e.refused)]
+        elif likeliest and lists:
+            lists = [each for each in lists if each.rank == min(other.rank for other in lists)]
         return _in_turn(lists)
 
     def add_own(self, places: Sequence[str] = ()) -> None:

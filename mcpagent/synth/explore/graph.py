@@ -18,8 +18,7 @@ SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 @dataclass(frozen=True)
 class Fact:
-    """A call that gave an answer of its own. It `is_sayable` if a person would say what it is about: names
-    say that its arguments are meant for it, and it has no more of them than the tool needs."""
+    """A call that gave an answer. It `is_sayable` if names say that its arguments are meant for it."""
 
     spec: ToolSpec
     arguments: JsonObject
@@ -172,9 +171,8 @@ class ToolGraph:
                 if source is fact or any(value == other for _, other in source.given):
                     continue
                 words = self.relations.shared(source.spec, leaf, fact.spec, name)
-                is_named = len(leaf.tail) > 1 or (
-                    words and stem(words[0]) in map(stem, name_words(leaf.name))
-                )
+                own = [stem(word) for word in name_words(leaf.name)]
+                is_named = len(leaf.tail) > 1 or any(stem(word) in own for word in words[:1])
                 if not words and isinstance(value, str) and not prefix:
                     words, is_named = self.relations.link(source.spec, leaf, fact.spec, name)
                 if words:

@@ -26,7 +26,8 @@ def invented_like(names: Sequence[str | int], taken: Collection[str], rng: Rando
     for _ in range(_TRIES if len(set(names)) >= _LEAST else 0):
         made: str | int = _number(names, rng)
         if len(texts) >= _LEAST:
-            part = _name(*rng.sample(parts, 2), rng)
+            one, other = rng.sample(parts, 2)
+            part = _name(one, other, rng)
             is_slip = difflib.get_close_matches(part.casefold(), map(str.casefold, parts), 1, _TOO_LIKE)
             made = "" if is_slip and part.isalpha() else f"{head}{part}{end}"
         if made and str(made).casefold() not in taken:

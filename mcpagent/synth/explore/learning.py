@@ -40,8 +40,7 @@ _CALLS = 1800  # of all tools, shared among them
 _LEAST = 4  # answers of a tool, however many tools there are
 _PATIENCE = 10  # refusals that a tool may begin with
 _DRAWS = 400  # of values for several parameters
-_OPTIONAL = 24  # values of an optional parameter, if no other is needed
-_VARIED = 4  # if one is
+_SPARE = 4  # and further ones for each optional parameter
 _LONGEST = 200  # characters of a value that is passed on
 
 SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
@@ -49,12 +48,10 @@ SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
 
 @dataclass
 class _Attempt:
-    """A call to make: what each slot is given, and `base`, the call that worked to which one parameter is
-    added."""
+    """A call to make, and what each slot is given."""
 
     arguments: JsonObject
     given: Sequence[tuple[Slot, Candidates, Any]] = ()
-    base: Fact | None = None
 
 
 class _Tool:
@@ -82,20 +79,15 @@ class _Tool:
 
     def attempts(self, rank: int) -> list[_Attempt]:
         """Return the next calls to make, of values of that `rank` at most; none of a tool that refuses."""
-        spare = 0 if self.facts else min(_OPTIONAL, _VARIED * len(self.shape.optional))
+        spare = 0 if self.facts else _SPARE * min(6, len(self.shape.optional))
         is_open = self.refused < _PATIENCE + spare + len(self.facts) // 2
         room = min(_WAVE, self.most - len(self.facts)) if is_open else 0
-        # An optional parameter is worth a look, but not before the others are understood.
-        varied = itertools.islice(self._new(self._varied()), len(self.facts) > 1)
-        rest = (self._new(attempts) for attempts in (self._combined(rank), self._varied()))
-        return list(itertools.islice(itertools.chain(varied, *rest), max(0, room)))
-
-    def _new(self, attempts: Iterable[_Attempt]) -> Iterator[_Attempt]:
-        """Yield those that were not made."""
-        for attempt in attempts:
-            if (key := _key(attempt.arguments)) not in self._tried:
-                self._tried.add(key)
-                yield attempt
+        new = (each for each in self._combined(rank) if _key(each.arguments) not in self._tried)
+        attempts: dict[str, _Attempt] = {}
+        while len(attempts) < room and (attempt := next(new, None)) is not None:
+            attempts.setdefault(_key(attempt.arguments), attempt)
+        self._tried |= attempts.keys()
+        return list(attempts.values())
 
     def _combined(self, rank: int) -> Iterator[_Attempt]:
         """Yield calls with a value for each slot that needs one; if none of them is answered, of one or two
@@ -111,7 +103,7 @@ class _Tool:
     def _valued(self, shape: Shape, rank: int) -> Iterator[_Attempt]:
         """Yield calls with the likeliest values of each slot, then with all of them with each other, or the
         right values of two parameters would seldom meet."""
-        yield from self._filled(shape, [slot.likeliest(rank) for slot in shape.required])
+        yield from self._filled(shape, [slot.values(rank, likeliest=True) for slot in shape.required])
         yield from self._filled(shape, [slot.values(rank) for slot in shape.required])
 
     def _filled(
@@ -131,15 +123,6 @@ class _Tool:
             if len(set(texts)) == len(texts):
                 given = [(slot, *each) for slot, each in zip(slots, picked, strict=True)]
                 yield _Attempt(shape.filled([value for _, value in picked]), given)
-
-    def _varied(self) -> Iterator[_Attempt]:
-        """Yield the first call that worked with one more parameter."""
-        most = _VARIED if self.shape.required else _OPTIONAL
-        for slot in self.shape.optional if self.facts else ():
-            for place, value in slot.values(LIKELY)[:most]:
-                if value != slot.schema.get("default"):
-                    arguments = {**self.facts[0].arguments, slot.name: value}
-                    yield _Attempt(arguments, [(slot, place, value)], self.facts[0])
 
 
 async def learn(
@@ -233,16 +216,13 @@ class _Learner:
         for _, place, _ in attempt.given:
             place.accepted += 1
         leaves = leaves_of(_told(result), seed=derive_seed(self.seed, tool.spec.dotted))
-        is_sayable = attempt.base is None and all(place.rank < GUESSED for _, place, _ in attempt.given)
+        is_sayable = all(place.rank < GUESSED for _, place, _ in attempt.given)
         fact = Fact(tool.spec, attempt.arguments, leaves, is_sayable)
         self._learn(fact)
         if result.truncated_chars:
             tool.cut += 1
             return
-        said = as_text(result)
-        if attempt.base is not None and said == tool.answers[_key(attempt.base.arguments)]:
-            return  # the parameter made no difference
-        tool.answers[_key(attempt.arguments)] = said
+        tool.answers[_key(attempt.arguments)] = as_text(result)
         extra = [slot for slot, *_ in attempt.given if slot in tool.shape.optional]
         if extra and not tool.facts:  # what it was given is what it needs
             tool.shape, tool.refused = tool.shape.requiring(extra), 0

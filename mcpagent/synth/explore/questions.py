@@ -93,7 +93,7 @@ class Namer:
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
         """Return what an item of a list is called: `Aurora`, `ship 4013`, `ship id 4013`."""
-        key, kind = spaced(level.key), (name_words(level.kind) or self.relations.around(fact.spec, leaf))[-1]
+        key, kind = spaced(level.key), [*self.relations.around(fact.spec, leaf)][-1]
         said = said_value(level.called)
         return said if is_words(level.called) else f"{key if ' ' in key else kind} {said}"
 

@@ -235,17 +235,6 @@ def test_nothing_is_asked_that_is_of_today() -> None:
     assert asked == set()
 
 
-def test_a_call_has_no_more_than_one_of_the_parameters_that_may_be_left_out() -> None:
-    def log(
-        author: _Letter | None = None, word: _Letter | None = None, path: _Letter | None = None
-    ) -> dict[str, int]:
-        """The commits of a repository."""
-        return {"commits": 40 + len(author or "") + 7 * len(word or "") + 49 * len(path or "")}
-
-    facts = World("repo", log).learned().facts
-    assert max(len(fact.arguments) for fact in facts) == 1
-
-
 def test_a_list_that_is_cut_still_names_things_to_ask_of_the_other_tools() -> None:
     kinds = ["Room", "Hall", "Attic", "Den", "Loft", "Vault", "Nook", "Bay"]
     names = [

@@ -59,14 +59,7 @@ def _next_to_a_required(detail: bool, bell: str | None = None) -> dict[str, Any]
     return _told(bell) | {"detail": detail}
 
 
-def _all_without(bell: str | None = None) -> dict[str, Any]:
-    """Read a bell, or how many there are."""
-    return _told(bell) if bell else {"count": len(_BELLS)}
-
-
-@pytest.mark.parametrize(
-    "read", [_alone, _tells_nothing, _among_others, _two_together, _next_to_a_required, _all_without]
-)
+@pytest.mark.parametrize("read", [_alone, _tells_nothing, _among_others, _two_together, _next_to_a_required])
 def test_a_look_up_is_tried_with_its_optional_parameters(read: Callable[..., Any]) -> None:
     world = World("belfry", list_bells, read)
     graph = world.learned()
