@@ -24,7 +24,9 @@ _WORDS = 5  # words at most
 _WHOLE = ("@.text", "@.result")  # a text that is all that a result says
 _FIELD = re.compile(r"[A-Za-z_]\w*")
 _PLACES = re.compile(r"\[\d+\]")
-_NOTHING = frozenset(("", "none", "null", "nil", "nan", "n/a", "undefined"))  # no value, as programs print it
+_NOTHING = frozenset(
+    ("", "none", "null", "nan", "n/a", "undefined", "true", "false")
+)  # as programs print them
 
 
 @dataclass(frozen=True)

@@ -88,12 +88,12 @@ class Namer:
         if is_bare and is_words(value) and not is_choice(fact.spec, next(iter(fact.arguments))):
             return said_value(value)
         own = self.relations.own[fact.spec.dotted]
-        is_id = " " not in name and name not in own and len(own) > 1
+        is_id = " " not in name and name not in own and len(own) > 1 and "/" not in str(value)
         return f"{self.kind_of(fact) or (f'{own[-1]} {name}' if is_id else name)} {said_value(value)}"
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
         """Return what an item of a list is called: `Aurora`, `ship 4013`, `ship id 4013`."""
-        key, kind = spaced(level.key), [*self.relations.around(fact.spec, leaf)][-1]
+        key, kind = spaced(level.key), list(self.relations.around(fact.spec, leaf))[-1]
         said = said_value(level.called)
         return said if is_words(level.called) else f"{key if ' ' in key else kind} {said}"
 
@@ -123,6 +123,8 @@ class Namer:
     def reached(self, edge: Edge, about: str | None) -> str:
         """Return the thing that an edge leads to: `the captain of Mistral`, or of a thing itself its name.
         Empty if it cannot be said."""
+        if edge.leaf.levels and edge.source.arguments:
+            return ""  # the book of "The Gate" for shelf 3
         owner = self.owner_of(edge.leaf, edge.source, about)
         if edge.is_named or not owner:
             return f"the {edge.kind}{owner}" if owner else ""
@@ -165,13 +167,13 @@ def is_worth_asking(leaf: Leaf, fact: Fact) -> bool:
     if is_default or is_told or str(leaf.value) in map(str, places):
         return False
     text = str(leaf.value)
-    together = [text, *(str(other.value) for other in fact.leaves if not other.levels)]
-    return 1 < len(text) <= SHORT and any(map(str.isalnum, text)) and not any(map(is_of_today, together))
+    return 1 < len(text) <= SHORT and any(map(str.isalnum, text)) and not is_of_today(text)
 
 
 def is_of_today(text: str) -> bool:
-    """Return whether a text has a date of now or next to it."""
-    return any(str(date.today() + timedelta(days=days)) in text for days in (-1, 0, 1))
+    """Return whether a text has a date or the day of the week of now or next to it."""
+    days = (date.today() + timedelta(days=days) for days in (-1, 0, 1))
+    return any(form in text for day in days for form in (f"{day}", f"{day:%b %d %Y}", f"{day:%A}"))
 
 
 def wish_of(spec: ToolSpec, arguments: Mapping[str, Any], own: Sequence[str]) -> str:
