@@ -40,8 +40,8 @@ _MOST_OF_SEVERAL_CALLS = 0.6
 _ENOUGH_OF_SEVERAL_CALLS = 0.4  # of the tasks; with fewer the gain is small, since only they can gain
 
 LEFT_OUT = (
-    "not asked, since a network of this size does not learn it: to find a thing in a list, or for what has one "
-    "of a few values (gen-data --explore asks for that too)"
+    "not asked, since a network of this size does not learn it: to find a thing in a list, or for what has "
+    "one of a few values (gen-data --explore asks for that too)"
 )
 
 # How often each shape is drawn: what takes several calls above all, since only that gains by GRPO. Chains are
