@@ -54,47 +54,42 @@ class _Writer:
 
     def __init__(self, spec: ToolSpec, graph: ToolGraph, facts: Sequence[Fact], taken: set[str]) -> None:
         self._taken, self._shape = taken, argument_shape(spec)
-        self._known = list[list[Any]]()
+        self._options = list[list[Any]]()
+        facts = [fact for fact in facts if fact.spec.server == spec.server]
         for slot in self._shape.required:
             slot.add_own()
-            own = [value for each in slot.lists.values() for value in each.values.values()]
-            accepted = [
-                v for fact in facts for name, v in fact.given if name_words(name) == name_words(slot.name)
-            ]
+            listed = [value for each in slot.lists.values() for value in each.values.values()]
+            words = name_words(slot.name)
+            taken_before = [v for fact in facts for name, v in fact.given if name_words(name) == words]
             told = [
                 slot.taking(leaf.value)
                 for fact in facts
                 for leaf in fact.leaves
-                if fact.spec.server == spec.server
-                and slot.rank_of(spec, fact.spec, leaf, graph.relations) in (LIKELY, POSSIBLE)
+                if slot.rank_of(spec, fact.spec, leaf, graph.relations) in (LIKELY, POSSIBLE)
             ]
-            self._known.append(list(dict.fromkeys(own if "enum" in slot.lists else accepted or told or own)))
+            options = listed if "enum" in slot.lists else taken_before or told or listed
+            self._options.append(list(dict.fromkeys(options)))
 
     @property
     def ways(self) -> list[_Made]:
         """Which slots can name something new: first none of those for which something is known."""
-        slots = zip(self._shape.required, self._known, strict=True)
-        able = [
-            [True]
-            if not known
-            else [False]
-            if "enum" in slot.lists or slot.type != "string"
-            else [False, True]
-            for slot, known in slots
-        ]
+        able = list[Sequence[bool]]()
+        for slot, options in zip(self._shape.required, self._options, strict=True):
+            is_free = slot.type == "string" and "enum" not in slot.lists
+            able.append((False, True) if options and is_free else (not options,))
         return sorted(itertools.product(*able), key=sum)
 
     def drawn(self, made: _Made, rng: Random) -> tuple[JsonObject, str] | None:
         """Return arguments, and the name of what is new in them; None if a value is missing, or two texts are
         the same."""
         new, values = "", list[Any]()
-        for slot, known, is_new in zip(self._shape.required, self._known, made, strict=True):
+        for slot, options, is_new in zip(self._shape.required, self._options, made, strict=True):
             if is_new and slot.type == "string":
-                texts = [value for value in known if isinstance(value, str)]
+                texts = [value for value in options if isinstance(value, str)]
                 values.append(invented_like(texts, self._taken, rng) or rng.choice(_THINGS))
                 new = new or str(values[-1])
             else:
-                values.append(rng.choice(known) if known else None)
+                values.append(rng.choice(options) if options else None)
         texts = [value for value in values if isinstance(value, str)]
         is_odd = None in values or len(set(texts)) < len(texts)
         return None if is_odd else (self._shape.filled(values), new)
@@ -227,7 +222,7 @@ def draw_change(
     if drawn is None:
         return None
     call = Fact(change.spec, drawn[0])
-    wish = wish_of(change.spec, drawn[0], graph.relations.own[change.spec.dotted])
+    wish = wish_of(change.spec, drawn[0], graph.relations.tool_words[change.spec.dotted])
     reads = reads_about(call, change.readers, facts)
     walk = Walk("state_change", "changed", (Step(call),), wish, reads=reads, invented=drawn[1])
     return walk if reads else None

@@ -96,48 +96,50 @@ def grouped(silences: Iterable[Silence]) -> list[Silence]:
 
 @dataclass(frozen=True)
 class Relations:
-    """What the names of tools, parameters and fields say of each other; `own` are the words of each tool
+    """What the names of tools, parameters and fields say of each other; `tool_words` are those of each tool
     (`words.own_words`)."""
 
-    own: Mapping[str, tuple[str, ...]]
+    tool_words: Mapping[str, tuple[str, ...]]
 
     def around(self, source: ToolSpec, leaf: Leaf) -> tuple[str, ...]:
         """Return the words for what a leaf stands in: of its list or object, else of what its tool is about:
         what it takes, or its name without its verb."""
-        own = self.own[source.dotted]
+        named = self.tool_words[source.dotted]
         taken = [word for name in source.input_schema.get("properties", {}) for word in name_words(name)]
-        about = tuple(word for word in own if word in taken and not leaf.levels)
-        return name_words(leaf.holder) or about or own[1:] or own
+        about = tuple(word for word in named if word in taken and not leaf.levels)
+        return name_words(leaf.holder) or about or named[1:] or named
 
     def shared(self, source: ToolSpec, leaf: Leaf, target: ToolSpec, parameter: str) -> list[str]:
         """Return the words which say that a value of a field is meant for a parameter: those of the tool and
         the parameter that the field or what it stands in has. `id` of `ships` is for `ship_id` and for the
         `id` of `get_ship`, not for `captain_id`."""
-        given, asked, around, own = (
+        given, asked, around, named = (
             {*map(stem, words)}
             for words in (
                 name_words(leaf.name),
                 name_words(parameter),
                 self.around(source, leaf),
-                self.own[target.dotted],
+                self.tool_words[target.dotted],
             )
         )
         is_key = bool(leaf.levels) and str(leaf.value) in leaf.levels[-1].names
         is_about = given <= asked or asked <= given or (is_key and asked <= around)
         if isinstance(leaf.value, str):
-            is_about = is_about or not given.isdisjoint(own)
+            is_about = is_about or not given.isdisjoint(named)
         if not is_about or (given and given < asked and not asked - given <= around):
             return []
         told = around if given == asked and len(given) == 1 else around | given
-        return [word for word in (*self.own[target.dotted], *name_words(parameter)) if stem(word) in told]
+        return [
+            word for word in (*self.tool_words[target.dotted], *name_words(parameter)) if stem(word) in told
+        ]
 
     def link(self, source: ToolSpec, leaf: Leaf, target: ToolSpec, parameter: str) -> tuple[list[str], bool]:
         """Return the words for a text that is an argument elsewhere though no name says so, and whether they
         are those of its field: the `loan` of a card is a book; none if it is called as the parameter is."""
         given, around = name_words(leaf.name), {*map(stem, self.around(source, leaf))}
-        own = self.own[target.dotted]
-        itself = [word for word in own if stem(word) in around]
-        is_same = given == name_words(parameter) and given[-1:] != own[:1]
+        named = self.tool_words[target.dotted]
+        itself = [word for word in named if stem(word) in around]
+        is_same = given == name_words(parameter) and given[-1:] != named[:1]
         return (itself, False) if itself or not given or is_same else ([" ".join(given)], True)
 
 
@@ -171,8 +173,8 @@ class ToolGraph:
                 if source is fact or any(value == other for _, other in source.given):
                     continue
                 words = self.relations.shared(source.spec, leaf, fact.spec, name)
-                own = [stem(word) for word in name_words(leaf.name)]
-                is_named = len(leaf.tail) > 1 or any(stem(word) in own for word in words[:1])
+                named = [stem(word) for word in name_words(leaf.name)]
+                is_named = len(leaf.tail) > 1 or any(stem(word) in named for word in words[:1])
                 if not words and isinstance(value, str) and not prefix:
                     words, is_named = self.relations.link(source.spec, leaf, fact.spec, name)
                 if words:
@@ -187,8 +189,15 @@ class ToolGraph:
         kinds: dict[tuple[str, str], str] = {}
         for fact in self.facts:
             for edge in self.edges_into(fact):
-                own = self.relations.own[fact.spec.dotted], self.relations.own[edge.source.spec.dotted]
-                kind = edge.kind if any(stem(edge.kind) in map(stem, words) for words in own) else ""
+                tools = (fact.spec.dotted, edge.source.spec.dotted)
+                kind = (
+                    edge.kind
+                    if any(
+                        stem(edge.kind) in map(stem, words)
+                        for words in map(self.relations.tool_words.__getitem__, tools)
+                    )
+                    else ""
+                )
                 key = (fact.spec.dotted, edge.parameter)
                 kinds[key] = kinds.get(key) or kind
         return kinds

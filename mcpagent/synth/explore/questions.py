@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from mcpagent.core.answer_line import folded
+from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.graph import SELECT, Edge, Fact, Relations
 from mcpagent.synth.explore.leaves import SHORT, Leaf, Level, is_words
@@ -87,13 +88,13 @@ class Namer:
             return f"table {table}"
         if is_bare and is_words(value) and not is_choice(fact.spec, next(iter(fact.arguments))):
             return said_value(value)
-        own = self.relations.own[fact.spec.dotted]
-        is_id = " " not in name and name not in own and len(own) > 1 and "/" not in str(value)
-        return f"{self.kind_of(fact) or (f'{own[-1]} {name}' if is_id else name)} {said_value(value)}"
+        words = ("", *self.relations.tool_words[fact.spec.dotted])
+        is_id = " " not in name and name not in words and len(words) > 2 and "/" not in str(value)
+        return f"{self.kind_of(fact) or (f'{words[-1]} {name}' if is_id else name)} {said_value(value)}"
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
         """Return what an item of a list is called: `Aurora`, `ship 4013`, `ship id 4013`."""
-        key, kind = spaced(level.key), list(self.relations.around(fact.spec, leaf))[-1]
+        key, kind = spaced(level.key), ("", *self.relations.around(fact.spec, leaf))[-1]
         said = said_value(level.called)
         return said if is_words(level.called) else f"{key if ' ' in key else kind} {said}"
 
@@ -176,8 +177,8 @@ def is_of_today(text: str) -> bool:
     return any(form in text for day in days for form in (f"{day}", f"{day:%b %d %Y}", f"{day:%A}"))
 
 
-def wish_of(spec: ToolSpec, arguments: Mapping[str, Any], own: Sequence[str]) -> str:
-    """Return what a call that changes something does, in the words of the tool (`own` are those that are its
-    own): `add comment with task id 12 and text "two words"`."""
-    said = [f"{spaced(name)} {said_value(value)}" for name, value in Fact(spec, dict(arguments)).given]
-    return f"{' '.join(own)} with {' and '.join(said)}" if said else " ".join(own)
+def wish_of(spec: ToolSpec, arguments: JsonObject, words: Sequence[str]) -> str:
+    """Return what a call that changes something does, in the words of the tool (`words`, without those of its
+    server): `add comment with task id 12 and text "two words"`."""
+    said = " and ".join(f"{spaced(name)} {said_value(v)}" for name, v in Fact(spec, arguments).given)
+    return f"{' '.join(words)} with {said}" if said else " ".join(words)
