@@ -46,8 +46,8 @@ class Fact:
 
 @dataclass(frozen=True)
 class Edge:
-    """`source` gives, as `leaf`, the value that is `parameter` of another fact (in SQL after `prefix`).
-    `kind` is the word that says so, by which the leaf itself `is_named`, or what it stands in."""
+    """`source` gives, as `leaf`, the value that is `parameter` of another fact. `kind` is the word that says
+    so, by which the leaf itself `is_named`, or what it stands in."""
 
     source: Fact
     leaf: Leaf
@@ -55,7 +55,6 @@ class Edge:
     text: str
     kind: str
     is_named: bool
-    prefix: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,18 +166,16 @@ class ToolGraph:
         whose names say that it is meant for it."""
         edges: list[Edge] = []
         for name, value in fact.given:
-            prefix = SELECT if isinstance(value, str) and value.startswith(SELECT) else ""
-            told = value.removeprefix(SELECT) if isinstance(value, str) else value
-            for source, leaf in () if isinstance(value, float | bool) else self._givers.get(told, ()):
+            for source, leaf in () if isinstance(value, float | bool) else self._givers.get(value, ()):
                 if source is fact or any(value == other for _, other in source.given):
                     continue
                 words = self.relations.shared(source.spec, leaf, fact.spec, name)
                 named = [stem(word) for word in name_words(leaf.name)]
                 is_named = len(leaf.tail) > 1 or any(stem(word) in named for word in words[:1])
-                if not words and isinstance(value, str) and not prefix:
+                if not words and isinstance(value, str):
                     words, is_named = self.relations.link(source.spec, leaf, fact.spec, name)
                 if words:
-                    edges.append(Edge(source, leaf, name, str(value), words[0], is_named, prefix))
+                    edges.append(Edge(source, leaf, name, str(value), words[0], is_named))
         return edges
 
     @cached_property

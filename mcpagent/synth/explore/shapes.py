@@ -124,7 +124,7 @@ class Shapes:
             return self.namer.thing_of(fact)
         edge = rng.choice(edges)
         about = self._reached(rng, edge.source, steps, depth=depth - 1, taken=[*taken, edge.source])
-        value = f"{edge.prefix}${{{edge.leaf.at_step(len(steps))}}}"
+        value = f"${{{edge.leaf.at_step(len(steps))}}}"
         steps.append(Step(fact, ((edge.text, value),)))
         return self.namer.reached(edge, about) if about or not edge.source.arguments else ""
 
@@ -206,26 +206,24 @@ class Shapes:
         return [{*name_words(name)} for name in sorted(names)]
 
     @cached_property
-    def _unclear(self) -> set[tuple[str, str, str]]:
-        """(tool, column, folded value) of names that are one if they are read as people read them; without a
-        value if it is the same in every result and item that tells it."""
+    def _told(self) -> Mapping[tuple[str, str], Counter[str]]:
+        """How often each value stands in a column of a tool's results."""
         told: dict[tuple[str, str], Counter[str]] = {}
         for fact in self.graph.facts:
             for leaf in fact.leaves:
                 told.setdefault((fact.spec.dotted, leaf.column), Counter())[str(leaf.value)] += 1
-        calls = Counter(fact.spec.dotted for fact in self.graph.facts)
-        unclear: set[tuple[str, str, str]] = set()
-        for (tool, column), times in told.items():
-            if len(times) == 1 and max(calls[tool], times.total()) > 2:
-                unclear.add((tool, column, ""))
-            names = Counter(map(folded, times))
-            unclear |= {(tool, column, name) for name in names if names[name] > 1}
-        return unclear
+        return told
 
     def _is_clear(self, leaf: Leaf, fact: Fact) -> bool:
-        """Return True if a value is not the same for all things, nor taken for another one of its column."""
-        tellings = ((fact.spec.dotted, leaf.column, name) for name in ("", folded(str(leaf.value))))
-        return self._unclear.isdisjoint(tellings)
+        """Whether a value is neither the same for all things nor taken for another one of its column, as
+        people read them."""
+        told, name = self._told[fact.spec.dotted, leaf.column], folded(str(leaf.value))
+        is_same_for_all = len(told) == 1 and max(told.total(), self._calls[fact.spec.dotted]) > 2
+        return not is_same_for_all and sum(folded(value) == name for value in told) == 1
+
+    @cached_property
+    def _calls(self) -> Counter[str]:
+        return Counter(fact.spec.dotted for fact in self.graph.facts)
 
     @cached_property
     def _values(self) -> Mapping[str, set[str]]:
