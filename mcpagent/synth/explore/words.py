@@ -37,6 +37,9 @@ _REACHES_OUT = _words(
 )
 
 
+_VERBS = _READING | _WRITING | _REACHES_OUT
+
+
 @lru_cache(maxsize=4096)
 def spaced(name: str) -> str:
     """Return the words of a name: `repo path` for `repo_path` and `repoPath`."""
@@ -84,10 +87,11 @@ def seems_to_read(spec: ToolSpec, peers: Iterable[ToolSpec] = ()) -> bool:
     if spec.annotations.effect != "unmarked" or takes_language(spec):
         return spec.annotations.read_only
     words = name_words(spec.name)
-    begins = [word for word in words[: lead(spec, peers) + 1] if word not in name_words(spec.server)]
-    begins += [word for word in words if word not in name_words(spec.server)][:1]
-    verbs = [word for word in begins if word in _READING | _WRITING | _REACHES_OUT]
-    if verbs and verbs[0] in _READING:
+    n, peers = lead(spec, peers), [peer for peer in peers if peer.server == spec.server]
+    verbs = [word for peer in peers for word in name_words(peer.name)[n : n + 1] if word in _VERBS]
+    is_prefix = 2 * len(verbs) > len(peers)  # `mcp_cook_`, after which most names have a verb
+    named = [word for word in words[n if is_prefix else 0 :] if word not in name_words(spec.server)]
+    if named and named[0] in _READING:
         return True
     told = re.findall(r"[a-z]+", re.split(r"[.\n]", spec.description, maxsplit=1)[0].lower())
     if told and _singular(told[0]) in _READING:

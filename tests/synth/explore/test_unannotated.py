@@ -50,6 +50,21 @@ def test_what_a_tool_seems_to_do_is_told_by_its_first_words(name: str, descripti
     assert seems_to_read(spec) is reads
 
 
+@pytest.mark.parametrize(
+    ("names", "readers"),
+    [
+        (["mcp_cook_getRecipes", "mcp_cook_addRecipe", "mcp_cook_getMeal"], [True, False, True]),
+        (["toggle_view", "toggle_mode"], [False, False]),
+        (["get_ship", "get_port"], [True, True]),
+    ],
+)
+def test_what_all_names_begin_with_is_no_verb_if_verbs_come_after_it(
+    names: list[str], readers: list[bool]
+) -> None:
+    specs = [ToolSpec(server="s", name=name, input_schema={}) for name in names]
+    assert [seems_to_read(spec, specs) for spec in specs] == readers
+
+
 @pytest.mark.system
 def test_the_guess_is_taken_if_told_and_stands_beside_the_dataset(tmp_path: Path) -> None:
     write_config(tmp_path, "silent", "-S", LIGHTHOUSES, tmp_path / "log")
