@@ -67,11 +67,16 @@ class Leaf:
     @property
     def column(self) -> str:
         """The expression without places: equal for the same field of every item."""
-        return _PLACES.sub("[]", self.expression)
+        return column_of(self.expression)
 
     def at_step(self, number: int) -> str:
         """Return the expression over the result of that step."""
         return at_step(self.expression, number)
+
+
+def column_of(expression: str) -> str:
+    """Return an expression without places."""
+    return _PLACES.sub("[]", expression)
 
 
 def at_step(expression: str, number: int) -> str:

@@ -94,9 +94,13 @@ class Namer:
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
         """Return what an item of a list is called: `Aurora`, `ship 4013`, `ship id 4013`."""
-        key, kind = spaced(level.key), ("", *self.relations.around(fact.spec, leaf))[-1]
-        said = said_value(level.called)
-        return said if is_words(level.called) else f"{key if ' ' in key else kind} {said}"
+        key, around, said = (
+            spaced(level.key),
+            self.relations.around(fact.spec, leaf),
+            said_value(level.called),
+        )
+        kind = around[0] if " " not in key and len(around) == 1 else key
+        return said if is_words(level.called) else f"{kind} {said}"
 
     def owner_of(self, leaf: Leaf, fact: Fact, about: str | None = None) -> str:
         """Return what a value is of: the item of a list, or what the call is about (`about`, if that is not

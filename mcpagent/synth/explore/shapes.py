@@ -17,7 +17,7 @@ from mcpagent.core.answer_line import folded
 from mcpagent.core.moments import Moment
 from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.invented import invented_like, known_values
-from mcpagent.synth.explore.leaves import Leaf, is_words
+from mcpagent.synth.explore.leaves import Leaf, column_of, is_words
 from mcpagent.synth.explore.questions import (
     Namer,
     field_of,
@@ -104,6 +104,9 @@ class Shapes:
         given = {str(value) for step in steps for _, value in step.fact.given}
         if len(steps) < 2 or not reached or told_directly != {str(leaf.value)} or str(leaf.value) in given:
             return None
+        earlier = (other for step in steps[:-1] for other in step.fact.leaves)
+        if any((other.name, other.value) == (leaf.name, leaf.value) for other in earlier):
+            return None
         value = f"${{{leaf.at_step(len(steps))}}}"
         told = (Seen(value, self._told_by(leaf, fact)),)
         return Walk("sequential", "chain", tuple(steps), reached, _answer_of(leaf, value), told)
@@ -117,6 +120,7 @@ class Shapes:
             edge
             for edge in (self.graph.edges_into(fact) if depth and len([*fact.given]) == 1 else ())
             if not any(edge.source is one for one in taken)
+            and self._is_told_apart(edge.leaf, edge.source)
             and len(self._led.get(self.namer.reached(edge, None), ())) == 1
         ]
         if not edges:
@@ -188,6 +192,7 @@ class Shapes:
                 if is_worth_asking(leaf, fact)
                 and not self._is_identifier(leaf)
                 and self._is_clear(leaf, fact)
+                and self._is_told_apart(leaf, fact)
                 and (goal := self.namer.goal_of(leaf, fact))
                 and len(self._values[goal.casefold()]) == 1
             ]
@@ -224,6 +229,21 @@ class Shapes:
     @cached_property
     def _calls(self) -> Counter[str]:
         return Counter(fact.spec.dotted for fact in self.graph.facts)
+
+    def _is_told_apart(self, leaf: Leaf, fact: Fact) -> bool:
+        """Whether the field that an item is called by tells items apart in every such list: the author of the
+        two notes on one contact does not."""
+        keys = [(fact.spec.dotted, column_of(f"{level.rows}[].{level.key}")) for level in leaf.levels]
+        return self._repeated.isdisjoint(keys)
+
+    @cached_property
+    def _repeated(self) -> set[tuple[str, str]]:
+        """(tool, column) of which several items of one list have a value."""
+        repeated: set[tuple[str, str]] = set()
+        for fact in self.graph.facts:
+            told = Counter((leaf.column, folded(str(leaf.value))) for leaf in fact.leaves if leaf.levels)
+            repeated |= {(fact.spec.dotted, column) for (column, _), times in told.items() if times > 1}
+        return repeated
 
     @cached_property
     def _values(self) -> Mapping[str, set[str]]:

@@ -134,6 +134,24 @@ def test_what_a_reader_could_guess_or_take_for_another_is_not_asked() -> None:
     assert not named, "Merlot and MERLOT are one answer and two wines"
 
 
+def test_a_thing_goes_by_what_tells_it_apart_in_every_list() -> None:
+    notes = {"Ash": [("ali", "red clay"), ("bo", "dry")], "Elm": [("ali", "wet"), ("ali", "cold and dark")]}
+
+    def list_trees() -> dict[str, list[str]]:
+        """List the trees."""
+        return {"trees": list(notes)}
+
+    def notes_on(tree: str) -> dict[str, list[dict[str, str]]]:
+        """What was noted on a tree."""
+        return {"notes": [{"author": author, "mark": f"{text[:3]}-9"} for author, text in notes[tree]]}
+
+    world = World("wood", list_trees, notes_on)
+    asked = {walk.goal for walk in drawn(world)}
+    assert world.calls["notes_on"] and not [goal for goal in asked if " ali " in goal or " bo " in goal], (
+        "of Elm, ali wrote both"
+    )
+
+
 def drawn(world: World, **weights: float) -> list[Walk]:
     graph = world.learned(seed=11)
     shapes, rng = Shapes(graph, graph.facts, weights or {"single": 1, "chain": 2, "both": 1}), Random(5)
