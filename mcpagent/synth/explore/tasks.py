@@ -236,14 +236,14 @@ class _WalkSource:
         name = next(value for _, value in asked.given)
         async with self.learned.cache.session(only_reads=True) as session:
             for spec in self._readers(asked.spec.dotted):
-                for arguments in naming(spec, [name]):
+                # Which of the choices of a schema it is called with makes no difference to that.
+                for arguments in {tuple(each): each for each in naming(spec, [name])}.values():
+                    told = await session.call(server=spec.server, tool=spec.name, arguments=arguments)
+                    if told.is_error or says_no(told):
+                        continue
                     nothing = replaced_in(arguments, str(name), NO_NAME)
-                    told, of_nothing = [
-                        await session.call(server=spec.server, tool=spec.name, arguments=given)
-                        for given in (arguments, nothing)
-                    ]
-                    is_alike = anonymous(told, (str(name),)) == anonymous(of_nothing, (NO_NAME,))
-                    if not (told.is_error or says_no(told) or is_alike):
+                    of_nothing = await session.call(server=spec.server, tool=spec.name, arguments=nothing)
+                    if anonymous(told, (str(name),)) != anonymous(of_nothing, (NO_NAME,)):
                         detail = f"{spec.dotted}({arguments}): {told.content[:200]}"
                         return Rejection(RejectCode.EXISTS, detail)
         return None
@@ -253,8 +253,7 @@ class _WalkSource:
         of its name, take it as an argument, execute what they are told, or were not seen at all."""
         graph, facts, fact = self.learned.graph, answer_facts(task), walk.steps[-1].fact
         of_server = {spec.dotted for spec in self.offer.catalog.values() if spec.server == fact.spec.server}
-        named = [value for _, value in fact.given if isinstance(value, str | int)]
-        named += [name for seen in walk.seen for names in seen.about for name in names]
+        named = list(dict.fromkeys(names[0] for seen in walk.seen for names in seen.about))
         if len(of_server) < len(self.offer.catalog):
             telling = of_server
         else:
@@ -268,11 +267,7 @@ class _WalkSource:
             }
         async with self.learned.cache.session(only_reads=True) as session:
             for spec in self._readers(*telling):
-                is_open = takes_language(spec)
-                if (
-                    is_open
-                    or await telling_call(session, spec, list(dict.fromkeys(named)), facts) is not None
-                ):
+                if takes_language(spec) or await telling_call(session, spec, named, facts) is not None:
                     telling.add(spec.dotted)
         tools = self.offer.tools_for(set(), seed=derive_seed(self.seed, walk.key), withheld=telling)
         if not tools:

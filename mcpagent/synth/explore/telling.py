@@ -23,7 +23,8 @@ def naming(spec: ToolSpec, values: Sequence[str | int]) -> Iterator[JsonObject]:
     for each in (shape, *(shape.requiring([slot]) for slot in more)):
         columns = [
             slot.schema.get("enum")
-            or [slot.taking(v) for v in values if slot.type == "string" or isinstance(v, int)]
+            or [slot.taking(v) for v in map(str, values) if slot.type == "string"]
+            or [int(v) for v in map(str, values) if slot.type != "string" and v.isdecimal()]
             for slot in each.required
             if slot.type in ("string", "integer", "number")
         ]
