@@ -27,7 +27,7 @@ from mcpagent.synth.explore.candidates import (
     argument_shape,
 )
 from mcpagent.synth.explore.graph import Fact, Relations, Silence, ToolGraph, grouped
-from mcpagent.synth.explore.leaves import Leaf, leaves_of
+from mcpagent.synth.explore.leaves import Leaf, codes_of, leaves_of
 from mcpagent.synth.explore.words import own_words
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
@@ -90,11 +90,11 @@ class _Tool:
         return list(attempts.values())
 
     def _combined(self, rank: int) -> Iterator[_Attempt]:
-        """Yield calls with a value for each slot that needs one; if none of them is answered, of one or two
-        optional slots too, since many schemas do not say what is required."""
+        """Yield calls with a value for each slot that needs one; if none of them is answered whatever it is, of
+        one or two optional slots too, since many schemas do not say what is required."""
         if self.facts or self.refused < _PATIENCE:
             yield from self._valued(self.shape, rank)
-        if not self.facts and self.refused:
+        if not self.facts and self.refused and (rank == GUESSED or not self.shape.required):
             groups = (itertools.combinations(self.shape.optional, size) for size in (1, 2))
             shapes = [self.shape.requiring(slots) for slots in itertools.chain(*groups)]
             for turn in itertools.zip_longest(*(self._valued(shape, rank) for shape in shapes)):
@@ -215,28 +215,29 @@ class _Learner:
             return
         for _, place, _ in attempt.given:
             place.accepted += 1
-        leaves = leaves_of(_told(result), seed=derive_seed(self.seed, tool.spec.dotted))
+        told = _told(result)
+        leaves = leaves_of(told, seed=derive_seed(self.seed, tool.spec.dotted))
         is_sayable = all(place.rank < GUESSED for _, place, _ in attempt.given)
         fact = Fact(tool.spec, attempt.arguments, leaves, is_sayable)
-        self._learn(fact)
+        self._learn(tool.spec, [*leaves, *codes_of(told)])
         if result.truncated_chars:
             tool.cut += 1
             return
         tool.answers[_key(attempt.arguments)] = as_text(result)
         extra = [slot for slot, *_ in attempt.given if slot in tool.shape.optional]
-        if extra and not tool.facts:  # what it was given is what it needs
+        if not tool.facts:  # what it was given is what it needs
             tool.shape, tool.refused = tool.shape.requiring(extra), 0
         tool.facts.append(fact)
 
-    def _learn(self, fact: Fact) -> None:
-        """What the fact gives is tried by the tools that it may be meant for."""
-        for leaf in fact.leaves:
-            label = f"{fact.spec.dotted}:{leaf.column} {type(leaf.value).__name__}"
+    def _learn(self, source: ToolSpec, leaves: Iterable[Leaf]) -> None:
+        """What a tool gives is tried by those that it may be meant for."""
+        for leaf in leaves:
+            label = f"{source.dotted}:{leaf.column} {type(leaf.value).__name__}"
             key = json.dumps([label, leaf.value])
             if key in self.given or len(str(leaf.value)) > _LONGEST:
                 continue
             self.given.add(key)
-            for slot, rank in self._takers(label, fact.spec, leaf):
+            for slot, rank in self._takers(label, source, leaf):
                 is_item = any(isinstance(step, int) for step in slot.path)  # which is no list of several
                 is_list = is_item and "," in str(leaf.value)
                 slot.add(label, rank, [] if is_list else [slot.taking(leaf.value)])

@@ -79,6 +79,9 @@ def column_of(expression: str) -> str:
     return _PLACES.sub("[]", expression)
 
 
+_ROOT = Leaf("@", "")  # the whole of a result
+
+
 def at_step(expression: str, number: int) -> str:
     """Return an expression over the result of that step."""
     return expression.replace("@", f"step{number}")
@@ -93,7 +96,7 @@ def is_words(value: Any) -> bool:
 def leaves_of(value: Any, *, seed: int = 0) -> tuple[Leaf, ...]:
     """Return the values of a result that can be referred to. Of a long list a sample of its items is taken,
     from anywhere in it, the same for the same `seed`."""
-    return tuple(_walk(value, Leaf("@", ""), seed))
+    return tuple(_walk(value, _ROOT, seed))
 
 
 def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
@@ -101,9 +104,9 @@ def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
         told = [item for item in value.values() if not isinstance(item, bool | None)]
         is_wrapper = len(told) == 1 and isinstance(told[0], dict)
         for name, item in value.items():
-            if _FIELD.fullmatch(name):
+            if step := _step(name):
                 tail = place.tail if is_wrapper else (*place.tail, name)
-                below = replace(place, expression=f"{place.expression}.{name}", tail=tail)
+                below = replace(place, expression=f"{place.expression}{step}", tail=tail)
                 yield from _walk(item, below, seed)
     elif isinstance(value, list):
         yield from _of_list(value, place, seed)
@@ -118,6 +121,24 @@ def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
             yield replace(place, value=value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield replace(place, value=value)
+
+
+def _step(name: str) -> str:
+    """Return what leads to a field in an expression; empty if none does."""
+    if _FIELD.fullmatch(name):
+        return f".{name}"
+    return f'["{name}"]' if name.isprintable() and not {*name} & {*'"\\[]{}$'} else ""
+
+
+def codes_of(value: Any, place: Leaf = _ROOT) -> Iterator[Leaf]:
+    """Yield the keys of objects that are no names of fields: `{"151252": "Software Developers"}`."""
+    if not isinstance(value, dict):
+        return
+    is_table = len(value) > 1 and not any(map(_FIELD.fullmatch, value))
+    for name, item in value.items():
+        tail = (*place.tail, name)
+        yield from codes_of(item, Leaf(f"{place.expression}.{name}", "", tail))
+        yield from [replace(place, value=name)] if is_table else []
 
 
 def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
