@@ -112,9 +112,8 @@ class Slot:
         given, asked = name_words(leaf.name), name_words(self.name)
         if relations.shared(source, leaf, spec, self.name):
             return POSSIBLE if given and {*given}.isdisjoint(asked) else LIKELY
-        if is_number or given == asked:
-            return None if is_number else LIKELY  # a number of whatever else
-        return POSSIBLE if given[-1:] == asked[-1:] else GUESSED  # `soc_codes` for `occ_code`
+        is_code = leaf.is_key and given[-1:] == asked[-1:]  # of `soc_codes` for `occ_code`
+        return None if is_number else LIKELY if is_code or given == asked else GUESSED
 
 
 def _in_turn(lists: Sequence[Candidates]) -> list[tuple[Candidates, Any]]:

@@ -23,6 +23,7 @@ _NAME = 60  # and of one by which a thing is called, which has
 _WORDS = 5  # words at most
 _WHOLE = ("@.text", "@.result")  # a text that is all that a result says
 _FIELD = re.compile(r"[A-Za-z_]\w*")
+_KEYS = "{}"  # ends the expression of the keys of a table
 _PLACES = re.compile(r"\[\d+\]")
 _NOTHING = frozenset(
     ("", "none", "null", "nan", "n/a", "undefined", "true", "false")
@@ -69,6 +70,11 @@ class Leaf:
         """The expression without places: equal for the same field of every item."""
         return column_of(self.expression)
 
+    @property
+    def is_key(self) -> bool:
+        """Whether the value is the key of a table, which no reference reads."""
+        return self.expression.endswith(_KEYS)
+
     def at_step(self, number: int) -> str:
         """Return the expression over the result of that step."""
         return at_step(self.expression, number)
@@ -104,9 +110,9 @@ def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
         told = [item for item in value.values() if not isinstance(item, bool | None)]
         is_wrapper = len(told) == 1 and isinstance(told[0], dict)
         for name, item in value.items():
-            if step := _step(name):
+            if _FIELD.fullmatch(name):
                 tail = place.tail if is_wrapper else (*place.tail, name)
-                below = replace(place, expression=f"{place.expression}{step}", tail=tail)
+                below = replace(place, expression=f"{place.expression}.{name}", tail=tail)
                 yield from _walk(item, below, seed)
     elif isinstance(value, list):
         yield from _of_list(value, place, seed)
@@ -123,22 +129,13 @@ def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
         yield replace(place, value=value)
 
 
-def _step(name: str) -> str:
-    """Return what leads to a field in an expression; empty if none does."""
-    if _FIELD.fullmatch(name):
-        return f".{name}"
-    return f'["{name}"]' if name.isprintable() and not {*name} & {*'"\\[]{}$'} else ""
-
-
 def codes_of(value: Any, place: Leaf = _ROOT) -> Iterator[Leaf]:
     """Yield the keys of objects that are no names of fields: `{"151252": "Software Developers"}`."""
-    if not isinstance(value, dict):
-        return
-    is_table = len(value) > 1 and not any(map(_FIELD.fullmatch, value))
-    for name, item in value.items():
-        tail = (*place.tail, name)
-        yield from codes_of(item, Leaf(f"{place.expression}.{name}", "", tail))
-        yield from [replace(place, value=name)] if is_table else []
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from codes_of(item, Leaf(f"{place.expression}.{name}", "", (name,)))
+        if len(value) > 1 and not any(map(_FIELD.fullmatch, value)):
+            yield from (Leaf(f"{place.expression}{_KEYS}", name, place.tail) for name in value)
 
 
 def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:

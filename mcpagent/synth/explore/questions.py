@@ -116,7 +116,9 @@ class Namer:
         if not level.key:
             return ""
         item = f" of {self.item_of(level, fact, leaf)}"
-        is_told = any(folded(str(value)) == folded(str(level.called)) for _, value in fact.given)
+        # A table says where to look: two rows that are called alike are not asked about.
+        said = folded(str(level.called))
+        is_told = any(folded(str(value)) == said or table_of(value) for _, value in fact.given)
         return item if is_told or not about else f"{item} for {about}"
 
     def goal_of(self, leaf: Leaf, fact: Fact, *, about: str | None = None, called: str = "") -> str:

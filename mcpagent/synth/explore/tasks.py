@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 
 from mcpagent.core.records import JsonObject
@@ -39,6 +40,7 @@ from mcpagent.tools.contract import ToolProvider
 from mcpagent.tools.languages import takes_language
 
 _SPARE_TURNS = 3
+_DRAWS = 4  # walks of which one is taken
 _LACKING = 3  # solvable walks for each in which nothing is to be called
 _AT_LEAST, _AT_MOST = 0.25, 0.5  # of the walks change something, if a server can be changed
 
@@ -169,6 +171,7 @@ class _WalkSource:
     lacking: int = 0
     changing: int = 0
     drawn: set[int] = field(default_factory=set)  # `text_digest` of their keys
+    forms: Counter[str] = field(default_factory=Counter)
 
     @cached_property
     def shapes(self) -> Shapes:
@@ -176,22 +179,25 @@ class _WalkSource:
         return Shapes(self.learned.graph, self.facts, self.asked.weights)
 
     def next(self) -> Walk | None:
-        walk = self._change(_AT_LEAST) or self._drawn()
-        if walk is None or text_digest(walk.key) in self.drawn:
-            walk = self._change(_AT_MOST)
-        if walk is None or text_digest(walk.key) in self.drawn or not self.asked.admits(walk):
-            return None
-        if any(self.split_of(subject) != self.split for subject in self._subjects(walk)):
-            return None
-        # If there is little to ask, what cannot be done would be most of what is left.
-        is_too_much = (self.lacking + 1) * _LACKING > self.solvable + _LACKING
-        if walk.lack and is_too_much:
-            return None
-        self.drawn.add(text_digest(walk.key))
-        self.lacking += bool(walk.lack)
-        self.solvable += not walk.lack
-        self.changing += bool(walk.reads)
+        ways = (partial(self._change, _AT_LEAST), self._drawn, partial(self._change, _AT_MOST))
+        walk = next((walk for way in ways if (walk := way()) and self._fits(walk)), None)
+        if walk is not None:
+            self.drawn.add(text_digest(walk.key))
+            self.forms[walk.form] += 1
+            self.lacking += bool(walk.lack)
+            self.solvable += not walk.lack
+            self.changing += bool(walk.reads)
         return walk
+
+    def _fits(self, walk: Walk) -> bool:
+        """Whether a walk is a new one, of this split alone, and not too much of what cannot be done: if there
+        is little to ask, that would be most of what is left."""
+        return (
+            text_digest(walk.key) not in self.drawn
+            and self.asked.admits(walk)
+            and all(self.split_of(subject) == self.split for subject in self._subjects(walk))
+            and not (walk.lack and (self.lacking + 1) * _LACKING > self.solvable + _LACKING)
+        )
 
     def _subjects(self, walk: Walk) -> Collection[str]:
         """Return what has to be of this split: no fact decides where an invented name belongs."""
@@ -204,7 +210,10 @@ class _WalkSource:
         return Random(derive_seed(self.seed, "walk", self.split, self.index - 1))
 
     def _drawn(self) -> Walk | None:
-        return self.shapes.draw(self._rng()) if self.facts else None
+        """The walk of a few whose field was asked for least."""
+        walks = (self.shapes.draw(self._rng()) for _ in range(_DRAWS if self.facts else 0))
+        fitting = [walk for walk in walks if walk and self._fits(walk)]
+        return min(fitting, key=lambda walk: self.forms[walk.form], default=None)
 
     def _change(self, share: float) -> Walk | None:
         """A walk that changes something, if that is less than a share of all."""

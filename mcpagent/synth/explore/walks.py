@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.questions import FRAMES, NAMED, WISHES, framed
 from mcpagent.synth.tasks.run import replaced_in
 
+_PLACES = re.compile(r"\[\d+\]|step\d+")
 Lack = Literal["", "existence", "function", "right"]
 AnswerType = Literal["number", "date", "name", "pairs"]
 
@@ -73,6 +75,12 @@ class Walk:
     def key(self) -> str:
         """A text that is equal for walks that ask the same, whichever tools answer it, or none."""
         return json.dumps([self.goal.casefold(), self.names])
+
+    @property
+    def form(self) -> str:
+        """A text that is equal for walks that ask for the same field of what one tool tells."""
+        asked = self.answer.values[:1] if self.answer else ()
+        return json.dumps([self.steps[-1].fact.spec.dotted, *(_PLACES.sub("", value) for value in asked)])
 
     def said(self, rng: Random) -> tuple[str, ...]:
         """Return the messages of the user; the same for the same state of `rng`."""

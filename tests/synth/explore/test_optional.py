@@ -91,3 +91,19 @@ def test_a_tool_that_refuses_with_every_parameter_is_left_alone_and_the_option_i
     assert world.calls["read_bell"] <= 35
     opened = World("belfry", _alone).learned(seed_values={"belfry._alone.bell": [next(iter(_BELLS))]})
     assert opened.facts, "as the option gives it"
+
+
+def bell_codes() -> dict[str, Any]:
+    """List the bells."""
+    return {"tower_codes": {code: row["tower"] for code, row in _BELLS.items()}, "year": "2025"}
+
+
+def read_bell(bell_code: str, year: str = "", tower: str = "") -> dict[str, Any]:
+    """Read a bell."""
+    return _told(bell_code)
+
+
+def test_the_keys_of_a_table_are_tried_before_optional_parameters() -> None:
+    graph = World("belfry", bell_codes, read_bell).learned()
+    read = [fact for fact in graph.facts if fact.spec.name == "read_bell"]
+    assert {fact.arguments["bell_code"] for fact in read if fact.is_sayable} == set(_BELLS)

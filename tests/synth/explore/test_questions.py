@@ -58,7 +58,7 @@ KINDS = {("port.get_ship", "ship_id"): "ship", ("port.get_ship", "name"): "ship"
             fact("tide", {"port": "Riga", "day": "2026-01-02"}, {"cm": 210}),
             "the cm for port Riga and day 2026-01-02",
         ),
-        (fact("rows", {"sql": "SELECT * FROM ships"}, SHIPS), "the tons of Aurora for table ships"),
+        (fact("rows", {"sql": "SELECT * FROM ships"}, SHIPS), "the tons of Aurora"),
         (fact("list_ships", {}, {"ships": SHIPS}), "the tons of Aurora"),
         (fact("list_ships", {}, [{"no": 71, "tons": 800}, {"no": 84, "tons": 800}]), "the tons of ship 71"),
         (fact("list_ships", {"port": "Riga"}, SHIPS), "the tons of Aurora for ship port Riga"),
