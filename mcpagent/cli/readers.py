@@ -47,7 +47,7 @@ def with_readers(tools: ToolsConfig, console: Console, *, takes_guess: bool, fol
 def chosen_readers(specs: Sequence[ToolSpec], console: Console, *, takes_guess: bool) -> tuple[str, ...]:
     """Return the unmarked tools that only read: those that look safe with `takes_guess`, those that a person
     at the terminal names, else none. Raises UserError if no tool is known to read then."""
-    from mcpagent.synth.explore.words import seems_to_read
+    from mcpagent.tools.words import seems_to_read
 
     unmarked = [spec for spec in specs if spec.annotations.effect == "unmarked"]
     safe = tuple(spec.dotted for spec in unmarked if seems_to_read(spec, specs))

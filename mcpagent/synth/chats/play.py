@@ -14,8 +14,8 @@ from mcpagent.core.shown_values import shown_value, text_value
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.chats.read import LoggedCall
-from mcpagent.synth.explore.effects import check_of, covering
 from mcpagent.synth.explore.graph import Fact
+from mcpagent.synth.tasks.effects import check_of, covering
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
@@ -155,7 +155,7 @@ def _state(
         given = scalars([call.logged.arguments for call in writes if call.spec.server == server])
         values = [value for value in given if not isinstance(value, bool)]
         checks = [
-            (read, check_of(read, was, now, values))
+            (read, check_of(read.arguments, was, now, values))
             for read, was, now in readings
             if read.spec.server == server
         ]

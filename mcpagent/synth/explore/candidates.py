@@ -14,9 +14,9 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.graph import SELECT, Relations
 from mcpagent.synth.explore.leaves import Leaf, Scalar
-from mcpagent.synth.explore.words import name_words
 from mcpagent.tools.languages import SqlGuard
 from mcpagent.tools.probes.arguments import resolved
+from mcpagent.tools.words import name_words
 from mcpagent.tools.workspace import files_below
 
 # How soon a list of values is tried: an enum or the user's; what the schema or a field's name says is meant;

@@ -17,14 +17,14 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolResult, ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore.candidates import LIKELY, POSSIBLE, argument_shape
-from mcpagent.synth.explore.effects import MOST_CHECKS, EffectCheck, check_of, covering, folder_of
 from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph
 from mcpagent.synth.explore.invented import invented_like, known_values
 from mcpagent.synth.explore.questions import wish_of
 from mcpagent.synth.explore.telling import naming
 from mcpagent.synth.explore.walks import Step, Walk, about
-from mcpagent.synth.explore.words import name_words, stays_here
+from mcpagent.synth.tasks.effects import MOST_CHECKS, EffectCheck, check_of, covering, folder_of
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text
+from mcpagent.tools.words import name_words, stays_here
 
 _TRIES = 6  # calls of a tool, before it is left alone
 _READS = 24  # calls that look for an effect
@@ -209,7 +209,7 @@ def _checks_of(readings: Sequence[_Reading], call: Fact) -> list[tuple[Fact, Eff
     """The reads that tell all that a call changes, and what each has to give then. Without a check of each
     value a wrong one would pass."""
     values = [value for value in scalars(call.arguments) if not isinstance(value, bool)]
-    seen = ((read, check_of(read, was, now, values)) for read, was, now in readings)
+    seen = ((read, check_of(read.arguments, was, now, values)) for read, was, now in readings)
     return covering([(read, check) for read, check in seen if check], values)
 
 

@@ -11,7 +11,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore.leaves import Leaf
-from mcpagent.synth.explore.words import name_words, stem
+from mcpagent.tools.words import name_words, stem
 
 SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 

@@ -28,10 +28,10 @@ from mcpagent.synth.explore.candidates import (
 )
 from mcpagent.synth.explore.graph import Fact, Relations, Silence, ToolGraph, grouped
 from mcpagent.synth.explore.leaves import Leaf, codes_of, leaves_of
-from mcpagent.synth.explore.words import own_words
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
 from mcpagent.tools.wire import head_of
+from mcpagent.tools.words import own_words
 
 _SIDE_BY_SIDE = 16  # calls; fixed, since what one wave of calls finds decides the next
 _WAVE = 5  # calls of a tool in one wave
@@ -90,8 +90,8 @@ class _Tool:
         return list(attempts.values())
 
     def _combined(self, rank: int) -> Iterator[_Attempt]:
-        """Yield calls with a value for each slot that needs one; if none of them is answered whatever it is, of
-        one or two optional slots too, since many schemas do not say what is required."""
+        """Yield calls with a value for each slot that needs one; if no value is answered, of one or two optional
+        slots too, since many schemas do not say what is required."""
         if self.facts or self.refused < _PATIENCE:
             yield from self._valued(self.shape, rank)
         if not self.facts and self.refused and (rank == GUESSED or not self.shape.required):

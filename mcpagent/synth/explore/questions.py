@@ -21,9 +21,9 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.graph import SELECT, Edge, Fact, Relations
 from mcpagent.synth.explore.leaves import SHORT, Leaf, Level, is_words
-from mcpagent.synth.explore.words import name_words, spaced
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.tools.probes.arguments import resolved
+from mcpagent.tools.words import name_words, spaced
 
 FRAMES = ("what is {goal}?", "tell me {goal}.", "I need {goal}.", "can you look up {goal}?", "{goal}?")
 WISHES = ("{goal}.", "please {goal}.", "can you {goal}?", "I need you to {goal}.")

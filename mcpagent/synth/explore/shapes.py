@@ -27,8 +27,8 @@ from mcpagent.synth.explore.questions import (
     table_of,
 )
 from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk
-from mcpagent.synth.explore.words import name_words
 from mcpagent.synth.tasks.run import replaced_in
+from mcpagent.tools.words import name_words
 
 _LONGEST = 3  # calls of a chain
 # How often each is drawn, by the name of its method.

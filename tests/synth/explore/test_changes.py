@@ -14,12 +14,12 @@ from mcpagent.core.tools import ToolAnnotations, ToolSpec
 from mcpagent.synth.explore.changes import Effects
 from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
-from mcpagent.synth.explore.words import stays_here
 from mcpagent.synth.tasks.prove import examine
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import Rejection
 from mcpagent.tools.pool import ToolPool
 from mcpagent.tools.setup import configured_servers, servers_with_own_state
+from mcpagent.tools.words import stays_here
 from tests.running import mcpagent
 from tests.synth.running import in_own_process, tried, write_config
 

@@ -20,7 +20,7 @@ from mcpagent.synth.explore.questions import Namer, is_worth_asking, wish_of
 from mcpagent.synth.explore.shapes import Shapes
 from mcpagent.synth.explore.tasks import Asked
 from mcpagent.synth.explore.walks import Walk
-from mcpagent.synth.explore.words import own_words
+from mcpagent.tools.words import own_words
 from tests.synth.explore.worlds import World
 from tests.synth.running import explored
 

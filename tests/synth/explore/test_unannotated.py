@@ -12,7 +12,7 @@ import yaml
 
 from mcpagent.core.tools import ToolSpec
 from mcpagent.storage.datasets import read_tasks
-from mcpagent.synth.explore.words import seems_to_read
+from mcpagent.tools.words import seems_to_read
 from tests.running import mcpagent
 from tests.synth.running import write_config
 from tests.test_interrupts import on_a_terminal, read_until

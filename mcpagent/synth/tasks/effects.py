@@ -7,15 +7,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Any, TypeVar
 
 from mcpagent.core.matching import others_unchanged, values_equal
 from mcpagent.core.records import JsonObject
 from mcpagent.core.shown_values import result_value
 from mcpagent.core.tools import ToolResult
 from mcpagent.core.values import scalars
-from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.tasks.run import says_no
+
+T = TypeVar("T")
 
 MOST_CHECKS = 3  # of one task, and reads that watch a server
 _FIELD = re.compile(r"[A-Za-z_]\w*")
@@ -31,13 +32,16 @@ class EffectCheck:
     nothing_else: bool
 
 
-def check_of(read: Fact, was: ToolResult, now: ToolResult, values: Sequence[Any]) -> EffectCheck | None:
-    """Return what tells the change that a call with such values made; None if nothing does."""
+def check_of(
+    arguments: JsonObject, was: ToolResult, now: ToolResult, values: Sequence[Any]
+) -> EffectCheck | None:
+    """Return what of a read with such `arguments` tells the change that a call with such `values` made; None
+    if nothing does."""
     if now.is_error or says_no(now):
         return None
     after = result_value(now)
     before = None if was.is_error or says_no(was) else result_value(was)
-    asked = set(map(str, scalars(read.arguments)))
+    asked = set(map(str, scalars(arguments)))
     # In the listing of its folder a file goes by its name alone.
     shown = {value: str(value) for value in values}
     shown |= {str(v).rpartition("/")[2]: str(v) for v in values if folder_of(str(v)) in asked - {""}}
@@ -108,12 +112,12 @@ def _pattern(item: Any, values: Sequence[Any]) -> Any:
 
 
 def covering(
-    seen: Sequence[tuple[Fact, EffectCheck]], values: Sequence[Any]
-) -> list[tuple[Fact, EffectCheck]] | None:
+    seen: Sequence[tuple[T, EffectCheck]], values: Sequence[Any]
+) -> list[tuple[T, EffectCheck]] | None:
     """Return as few reads as tell all the values between them; None if they do not. One that shows that
     nothing else was changed comes first, if there is one."""
     missing = {str(value) for value in values}
-    left, picked = list(seen), list[tuple[Fact, EffectCheck]]()
+    left, picked = list(seen), list[tuple[T, EffectCheck]]()
     while left and (missing or not picked):
         is_first = not picked
         best = max(left, key=lambda s: (is_first and s[1].nothing_else, len(s[1].covers & missing)))
