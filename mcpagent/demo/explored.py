@@ -20,9 +20,8 @@ from mcpagent.synth.datasets.describe import task_class
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.explore.leaves import at_step
-from mcpagent.synth.explore.subjects import values_of, widest
 from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
-from mcpagent.synth.explore.walks import Walk
+from mcpagent.synth.explore.walks import Walk, values_of, widest
 from mcpagent.synth.generate import server_places, values_by_slot
 from mcpagent.synth.tasks.inspect import stands_in, user_text
 from mcpagent.synth.tasks.run import CallCache

@@ -1,10 +1,11 @@
-"""What a tool may be asked about: for each parameter lists of values, the likely ones first."""
+"""What a tool may be asked about: for each parameter lists of values, the likely ones first; and whether
+it tells the answer of a question if it is called with what that names."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.graph import SELECT, Relations
 from mcpagent.synth.explore.leaves import Leaf, Scalar
+from mcpagent.synth.tasks.inspect import stands_in
+from mcpagent.synth.tasks.run import SynthSession
 from mcpagent.tools.languages import SqlGuard
 from mcpagent.tools.probes.arguments import resolved
 from mcpagent.tools.words import name_words
@@ -27,6 +30,7 @@ _CONFIGURED = "of the configuration"
 _QUOTED = re.compile(r"(?<!\w)['\"`]([^'\"`\n]{1,60})['\"`](?!\w)")  # in what a schema says: an example
 _DEEPEST = 6  # of objects in objects
 _FILES = 60  # below a folder of the configuration
+_NAMINGS = 60  # calls of a tool with what a question names
 _MANY = 400  # values of one list that are remembered
 _REFUSALS = 5  # of values from one place, after which it is left alone
 
@@ -197,4 +201,33 @@ def _template(
             return [_template(items, (*path, n), name, root, slots) for n in range(length)]
         schema, kind = {**schema, "items": items}, "numbers"
     slots.append(Slot(path, name, schema, kind))
+    return None
+
+
+def naming(spec: ToolSpec, values: Sequence[str | int]) -> Iterator[JsonObject]:
+    """Yield arguments in which each parameter that the tool needs is one of the values, or of its schema's;
+    of a tool that needs nothing also with one parameter that it may be given."""
+    shape = argument_shape(spec)
+    more = [] if shape.required else shape.optional
+    for each in (shape, *(shape.requiring([slot]) for slot in more)):
+        columns = [
+            slot.schema.get("enum")
+            or [slot.taking(v) for v in map(str, values) if slot.type == "string"]
+            or [int(v) for v in map(str, values) if slot.type != "string" and v.isdecimal()]
+            for slot in each.required
+            if slot.type in ("string", "integer", "number")
+        ]
+        if len(columns) == len(each.required):
+            yield from map(each.filled, itertools.islice(itertools.product(*columns), _NAMINGS))
+
+
+async def telling_call(
+    session: SynthSession, spec: ToolSpec, named: Sequence[str | int], facts: Sequence[Any]
+) -> JsonObject | None:
+    """Return arguments, made of what a question names, with which the tool gives all of the facts; None if
+    there are none."""
+    for arguments in naming(spec, named):
+        result = await session.call(server=spec.server, tool=spec.name, arguments=arguments)
+        if not result.is_error and all(stands_in(fact, result.content) for fact in facts):
+            return arguments
     return None

@@ -16,11 +16,10 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.tools import ToolResult, ToolSpec
 from mcpagent.core.values import scalars
-from mcpagent.synth.explore.candidates import LIKELY, POSSIBLE, argument_shape
+from mcpagent.synth.explore.candidates import LIKELY, POSSIBLE, argument_shape, naming
 from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph
 from mcpagent.synth.explore.invented import invented_like, known_values
 from mcpagent.synth.explore.questions import wish_of
-from mcpagent.synth.explore.telling import naming
 from mcpagent.synth.explore.walks import Step, Walk, about
 from mcpagent.synth.tasks.effects import MOST_CHECKS, EffectCheck, check_of, covering, folder_of
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text

@@ -90,8 +90,8 @@ class _Tool:
         return list(attempts.values())
 
     def _combined(self, rank: int) -> Iterator[_Attempt]:
-        """Yield calls with a value for each slot that needs one; if no value is answered, of one or two optional
-        slots too, since many schemas do not say what is required."""
+        """Yield calls with a value for each slot that needs one; if none of them is answered, of one or two
+        optional slots too, since many schemas do not say what is required."""
         if self.facts or self.refused < _PATIENCE:
             yield from self._valued(self.shape, rank)
         if not self.facts and self.refused and (rank == GUESSED or not self.shape.required):

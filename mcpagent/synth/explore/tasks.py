@@ -15,13 +15,12 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import text_digest
+from mcpagent.synth.explore.candidates import naming, telling_call
 from mcpagent.synth.explore.changes import Change, draw_change, state_of, watching
 from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
-from mcpagent.synth.explore.subjects import Subjects
-from mcpagent.synth.explore.telling import naming, telling_call
-from mcpagent.synth.explore.walks import Walk, about
+from mcpagent.synth.explore.walks import Subjects, Walk, about
 from mcpagent.synth.tasks.inspect import answer_facts, stands_in
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task, task_id
@@ -57,7 +56,7 @@ class Learned:
 
     def without(self, servers: Collection[str]) -> Learned:
         """Return what was seen of the other servers alone."""
-        graph = ToolGraph(silences=self.graph.silences)
+        graph = ToolGraph(self.graph.relations, silences=self.graph.silences)
         for fact in self.graph.facts:
             if fact.spec.server not in servers:
                 graph.add(fact)

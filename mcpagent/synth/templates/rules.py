@@ -16,7 +16,7 @@ from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.errors import UserError
 from mcpagent.storage.datasets import DiskList, text_digest
-from mcpagent.synth.explore.telling import telling_call
+from mcpagent.synth.explore.candidates import telling_call
 from mcpagent.synth.tasks.inspect import answer_facts
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import Candidate, ToolSelection, build_task, draft_task

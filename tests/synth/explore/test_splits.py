@@ -9,7 +9,7 @@ import pytest
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
 from mcpagent.synth.explore.graph import Fact
-from mcpagent.synth.explore.subjects import Subjects
+from mcpagent.synth.explore.walks import Subjects
 from tests.synth.explore.worlds import World
 from tests.synth.running import explored
 
