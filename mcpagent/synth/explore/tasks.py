@@ -257,12 +257,14 @@ class _WalkSource:
         return None
 
     async def _without(self, task: Task, walk: Walk) -> Task | Rejection:
-        """Take away every tool of the server, if there are others; else those that give the answer or a field
-        of its name, take it as an argument, execute what they are told, or were not seen at all."""
+        """Take away every tool of the server, if there are others and training sees it; else those that give
+        the answer or a field of its name, take it as an argument, execute what they are told, or were not
+        seen at all."""
         graph, facts, fact = self.learned.graph, answer_facts(task), walk.steps[-1].fact
         of_server = {spec.dotted for spec in self.offer.catalog.values() if spec.server == fact.spec.server}
         named = list(dict.fromkeys(names[0] for seen in walk.seen for names in seen.about))
-        if len(of_server) < len(self.offer.catalog):
+        is_unseen = fact.spec.server in self.offer.unseen_servers  # whose other tools stay
+        if len(of_server) < len(self.offer.catalog) and not is_unseen:
             telling = of_server
         else:
             asked = {leaf.name for leaf in fact.leaves if any(stands_in(f, str(leaf.value)) for f in facts)}
@@ -278,7 +280,7 @@ class _WalkSource:
                 if takes_language(spec) or await telling_call(session, spec, named, facts) is not None:
                     telling.add(spec.dotted)
         tools = self.offer.tools_for(set(), seed=derive_seed(self.seed, walk.key), withheld=telling)
-        if not tools:
+        if not tools or (is_unseen and of_server <= telling):
             return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
         withheld = sorted(telling & {spec.dotted for spec in self.offer.catalog.values()})
         return abstaining(task, tools, offer=self.offer, withheld=withheld)
