@@ -132,14 +132,12 @@ class Relations:
             word for word in (*self.tool_words[target.dotted], *name_words(parameter)) if stem(word) in told
         ]
 
-    def link(self, source: ToolSpec, leaf: Leaf, target: ToolSpec, parameter: str) -> tuple[list[str], bool]:
+    def link(self, source: ToolSpec, leaf: Leaf, target: ToolSpec) -> tuple[list[str], bool]:
         """Return the words for a text that is an argument elsewhere though no name says so, and whether they
-        are those of its field: the `loan` of a card is a book; none if it is called as the parameter is."""
+        are those of its field: the `loan` of a card is a book."""
         given, around = name_words(leaf.name), {*map(stem, self.around(source, leaf))}
-        named = self.tool_words[target.dotted]
-        itself = [word for word in named if stem(word) in around]
-        is_same = given == name_words(parameter) and given[-1:] != named[:1]
-        return (itself, False) if itself or not given or is_same else ([" ".join(given)], True)
+        itself = [word for word in self.tool_words[target.dotted] if stem(word) in around]
+        return (itself, False) if itself or not given else ([" ".join(given)], True)
 
 
 @dataclass
@@ -173,7 +171,8 @@ class ToolGraph:
                 named = [stem(word) for word in name_words(leaf.name)]
                 is_named = len(leaf.tail) > 1 or any(stem(word) in named for word in words[:1])
                 if not words and isinstance(value, str):
-                    words, is_named = self.relations.link(source.spec, leaf, fact.spec, name)
+                    words, is_named = self.relations.link(source.spec, leaf, fact.spec)
+                is_named = is_named and not leaf.is_own_code
                 if words:
                     edges.append(Edge(source, leaf, name, str(value), words[0], is_named))
         return edges

@@ -71,6 +71,18 @@ class Leaf:
         return column_of(self.expression)
 
     @property
+    def is_of_item(self) -> bool:
+        """Whether it is told of one of several items of a list."""
+        return any(not level.only for level in self.levels)
+
+    @property
+    def is_own_code(self) -> bool:
+        """Whether it is the first code of an item that has a name: others may be of what it belongs to."""
+        names = self.levels[-1].names if self.levels else ()
+        codes = [name for name in names if not is_words(name)]
+        return len(codes) < len(names) and codes[:1] == [str(self.value)]
+
+    @property
     def is_key(self) -> bool:
         """Whether the value is the key of a table, which no reference reads."""
         return self.expression.endswith(_KEYS)
@@ -94,9 +106,11 @@ def at_step(expression: str, number: int) -> str:
 
 
 def is_words(value: Any) -> bool:
-    """Return whether a value is a few words without digits, as names are."""
-    is_text = isinstance(value, str) and not re.search(r"[\d\n\"]", value) and len(value) <= _NAME
-    return is_text and value[:1].isalpha() and value[-1:].isalpha() and len(value.split()) <= _WORDS
+    """Return whether a value is a few words without digits, as names are, and no code in capitals."""
+    if not isinstance(value, str) or re.search(r"[\d\n\"]", value) or value.isupper():
+        return False
+    is_short = len(value) <= _NAME and len(value.split()) <= _WORDS
+    return is_short and value[:1].isalpha() and value[-1:].isalpha()
 
 
 def leaves_of(value: Any, *, seed: int = 0) -> tuple[Leaf, ...]:
@@ -151,7 +165,7 @@ def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
             yield from _walk(items[index], spot, seed)
             continue
         level = replace(level, names=tuple(str(items[index][key]) for key in keys))
-        named = replace(level, key=keys[0], called=items[index][keys[0]])
+        named = level if level.only else replace(level, key=keys[0], called=items[index][keys[0]])
         for name in filter(_FIELD.fullmatch, items[index]):
             itself = level if name == keys[0] else named
             below = Leaf(f"{spot.expression}.{name}", "", (name,), (*place.levels, itself))
@@ -161,7 +175,7 @@ def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
 def _keys_of(items: Sequence[Any]) -> list[str]:
     """Return the fields that tell these items apart: first those whose values are words without digits, as
     names are, each group in the order of the server. Names that two fields have are of other things."""
-    if len(items) < 2 or not all(isinstance(item, dict) for item in items):
+    if not items or not all(isinstance(item, dict) for item in items):
         return []
     told = {name: [item.get(name) for item in items] for name in items[0] if _FIELD.fullmatch(name)}
     texts = {name: {str(value).casefold() for value in values} for name, values in told.items()}

@@ -2,7 +2,7 @@
 
     What is the captain of Mistral?            a thing that is called by words
     What is the due date of task 12?           any other, after its kind
-    What is the fare for from Genoa and to Riga?
+    What is the rain of station ws-12 (month july)?
 
 Natural wording is a language model's job (`gen-data --llm`): nothing here knows English.
 """
@@ -58,6 +58,26 @@ def is_choice(spec: ToolSpec, parameter: str) -> bool:
     return bool(schema.get("enum")) or schema.get("type") == "boolean"
 
 
+def subject_of(fact: Fact) -> tuple[str, Any]:
+    """Return the parameter and the value that say what a call is about: of the only argument, or the only one
+    that is not a choice of a few values; the parameter is empty if there is no such one."""
+    free = [(name, value) for name, value in fact.given if not is_choice(fact.spec, name)]
+    given = free or [*fact.given]
+    return given[0] if len(given) == 1 else ("", None)
+
+
+def choices_of(fact: Fact) -> str:
+    """Return in brackets what a call is given besides its subject: ` (month july)`; empty if that is nothing,
+    or if the call has no one subject."""
+    subject = subject_of(fact)
+    return _in_brackets([each for each in fact.given if each != subject] if subject[0] else [])
+
+
+def _in_brackets(given: Sequence[tuple[str, Any]]) -> str:
+    said = ", ".join(f"{spaced(name)} {said_value(value)}" for name, value in given)
+    return f" ({said})" if said else ""
+
+
 def field_of(leaf: Leaf) -> str:
     """Return what the field of a leaf is called: by its words, or if they are no words as the server writes
     it: `due date` for `due_date`, `wind speed` for `wind.speed`, `"temp2m"`. Empty for none."""
@@ -74,19 +94,19 @@ class Namer:
     relations: Relations
 
     def kind_of(self, fact: Fact) -> str:
-        """Return what kind of thing the one argument of a call names; empty if nothing says it."""
-        return self.kinds.get((fact.spec.dotted, next(iter(fact.arguments), "")), "")
+        """Return what kind of thing a call is about; empty if nothing says it."""
+        return self.kinds.get((fact.spec.dotted, subject_of(fact)[0]), "")
 
     def thing_of(self, fact: Fact, *, is_bare: bool = True) -> str:
-        """Return what a call is about: `Mistral` (or `ship Mistral`), `task 12`, `city Paris and unit
-        celsius`; empty for a call without arguments."""
-        given = [(spaced(name), value) for name, value in fact.given]
-        if len(given) != 1:
-            return " and ".join(f"{name} {said_value(value)}" for name, value in given)
-        ((name, value),) = given
+        """Return what a call is about: `Mistral` (or `ship Mistral`), `task 12`, `city Paris and day Monday`;
+        empty for a call without arguments."""
+        parameter, value = subject_of(fact)
+        if not parameter:
+            return " and ".join(f"{spaced(name)} {said_value(value)}" for name, value in fact.given)
+        name = spaced(parameter)
         if table := table_of(value):
             return f"table {table}"
-        if is_bare and is_words(value) and not is_choice(fact.spec, next(iter(fact.arguments))):
+        if is_bare and is_words(value) and not is_choice(fact.spec, parameter):
             return said_value(value)
         words = ("", *self.relations.tool_words[fact.spec.dotted])
         is_id = " " not in name and name not in words and len(words) > 2 and "/" not in str(value)
@@ -94,32 +114,29 @@ class Namer:
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
         """Return what an item of a list is called: `Aurora`, `ship 4013`, `ship id 4013`."""
-        key, around, said = (
-            spaced(level.key),
-            self.relations.around(fact.spec, leaf),
-            said_value(level.called),
-        )
-        kind = around[0] if " " not in key and len(around) == 1 else key
+        tables = [name_words(table) for _, value in fact.given if (table := table_of(value))]
+        around = tables[0] if tables else self.relations.around(fact.spec, leaf)
+        key, named = spaced(level.key), [word for word in around if word in name_words(level.key)]
+        kind = named[0] if named else around[0] if " " not in key and len(around) == 1 else key
+        said = said_value(level.called)
         return said if is_words(level.called) else f"{kind} {said}"
 
     def owner_of(self, leaf: Leaf, fact: Fact, about: str | None = None) -> str:
         """Return what a value is of: the item of a list, or what the call is about (`about`, if that is not
-        its arguments). Empty if nobody can say it: lists in lists, items without names, and another thing of
-        the kind that was asked about."""
-        is_item = bool(leaf.levels and leaf.levels[0].key)
-        about = about if about is not None else self.thing_of(fact, is_bare=not is_item)
+        its arguments), and in brackets what else the call is given. Empty if nobody can say it: lists in
+        lists, items without names, and another thing of the kind that was asked about."""
         level = leaf.levels[0] if leaf.levels else None
         if len(leaf.levels) > 1 or len(leaf.tail) > 2 or _is_of_another(leaf, fact):
             return ""
-        if level is None or (level.only and _has_argument(leaf, fact)):
-            return f" for {about}" if len(fact.arguments) > 1 else f" of {about}" if about else ""
+        if level is None or (level.only and _is_the_one(leaf, fact)):
+            about = self.thing_of(fact) if about is None else about
+            return f" {'of' if subject_of(fact)[0] else 'for'} {about}{choices_of(fact)}" if about else ""
         if not level.key:
             return ""
-        item = f" of {self.item_of(level, fact, leaf)}"
         # A table says where to look: two rows that are called alike are not asked about.
         said = folded(str(level.called))
-        is_told = any(folded(str(value)) == said or table_of(value) for _, value in fact.given)
-        return item if is_told or not about else f"{item} for {about}"
+        rest = [(n, v) for n, v in fact.given if not table_of(v) and folded(str(v)) not in said]
+        return f" of {self.item_of(level, fact, leaf)}{_in_brackets(rest)}"
 
     def goal_of(self, leaf: Leaf, fact: Fact, *, about: str | None = None, called: str = "") -> str:
         """Return the value of a leaf as a noun: `the captain of Mistral`; empty if it cannot be said. It is
@@ -130,8 +147,6 @@ class Namer:
     def reached(self, edge: Edge, about: str | None) -> str:
         """Return the thing that an edge leads to: `the captain of Mistral`, or of a thing itself its name.
         Empty if it cannot be said."""
-        if edge.leaf.levels and edge.source.arguments:
-            return ""  # the book of "The Gate" for shelf 3
         owner = self.owner_of(edge.leaf, edge.source, about)
         if edge.is_named or not owner:
             return f"the {edge.kind}{owner}" if owner else ""
@@ -150,16 +165,14 @@ def _is_of_another(leaf: Leaf, fact: Fact) -> bool:
     return False
 
 
-def _has_argument(leaf: Leaf, fact: Fact) -> bool:
-    """Whether the record of a leaf has, in a field that is called as a parameter, the value that the call was
-    given."""
+def _is_the_one(leaf: Leaf, fact: Fact) -> bool:
+    """Whether the only item that was found is what was asked for: its first field, or the first of words, is
+    what the call was given. Another one names what it belongs to."""
     rows = leaf.levels[0].rows
     record = [other for other in fact.leaves if other.levels and other.levels[0].rows == rows]
-    return any(
-        name_words(other.name) == name_words(name) and folded(str(other.value)) == folded(str(value))
-        for name, value in fact.given
-        for other in record
-    )
+    names = [*record[:1], *[other for other in record if is_words(other.value)][:1]]
+    given = {folded(str(value)) for _, value in fact.given}
+    return any(folded(str(name.value)) in given for name in names)
 
 
 def is_worth_asking(leaf: Leaf, fact: Fact) -> bool:

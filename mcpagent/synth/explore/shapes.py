@@ -20,13 +20,16 @@ from mcpagent.synth.explore.invented import invented_like, known_values
 from mcpagent.synth.explore.leaves import Leaf, column_of, is_words
 from mcpagent.synth.explore.questions import (
     Namer,
+    choices_of,
     field_of,
     is_choice,
     is_worth_asking,
     said_value,
+    subject_of,
     table_of,
 )
 from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk
+from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.run import replaced_in
 from mcpagent.tools.words import name_words
 
@@ -73,7 +76,7 @@ class Shapes:
 
     def both(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return the same field of two things."""
-        if leaf.levels or len([*fact.given]) != 1:
+        if leaf.is_of_item or not subject_of(fact)[0]:
             return None
         alike = self._by_spec[fact.spec.dotted]
         for other in rng.sample(alike, len(alike)):
@@ -81,13 +84,14 @@ class Shapes:
             if (
                 each is None
                 or each.value == leaf.value
+                or choices_of(other) != choices_of(fact)
                 or each not in [asked for asked, _ in self._askable(other)]
             ):
                 continue
             names = (self.namer.thing_of(fact), self.namer.thing_of(other))
             values = (f"${{{leaf.at_step(1)}}}", f"${{{each.at_step(2)}}}")
             told = (Seen(values[0], self._told_by(leaf, fact)), Seen(values[1], self._told_by(each, other)))
-            both = f"{goal} and of {names[1]}"
+            both = f"the {field_of(leaf)} of {names[0]} and of {names[1]}{choices_of(fact)}"
             return Walk(
                 "parallel", "both", (Step(fact), Step(other)), both, Answer("pairs", values, names), told
             )
@@ -97,12 +101,13 @@ class Shapes:
         """Return a field of what is named only by what leads to it."""
         steps: list[Step] = []
         depth = rng.randint(1, _LONGEST - 1)
-        if leaf.levels or not (phrase := self._reached(rng, fact, steps, depth=depth, taken=[fact])):
+        if leaf.is_of_item or not (phrase := self._reached(rng, fact, steps, depth=depth, taken=[fact])):
             return None
         reached = self.namer.goal_of(leaf, fact, about=phrase)
         told_directly = self._values.get(reached.casefold(), {str(leaf.value)})
-        given = {str(value) for step in steps for _, value in step.fact.given}
-        if len(steps) < 2 or not reached or told_directly != {str(leaf.value)} or str(leaf.value) in given:
+        given = [reached, *(str(value) for step in steps for _, value in step.fact.given)]
+        is_said = any(stands_in(leaf.value, text) for text in given)
+        if len(steps) < 2 or not reached or told_directly != {str(leaf.value)} or is_said:
             return None
         earlier = (other for step in steps[:-1] for other in step.fact.leaves)
         if any((other.name, other.value) == (leaf.name, leaf.value) for other in earlier):
@@ -118,8 +123,9 @@ class Shapes:
         nothing if they say of no one thing what it is."""
         edges = [
             edge
-            for edge in (self.graph.edges_into(fact) if depth and len([*fact.given]) == 1 else ())
-            if not any(edge.source is one for one in taken)
+            for edge in (self.graph.edges_into(fact) if depth else ())
+            if edge.parameter == subject_of(fact)[0]
+            and not any(edge.source is one for one in taken)
             and self._is_told_apart(edge.leaf, edge.source)
             and len(self._led.get(self.namer.reached(edge, None), ())) == 1
         ]
@@ -127,7 +133,8 @@ class Shapes:
             steps.append(Step(fact))
             return self.namer.thing_of(fact)
         edge = rng.choice(edges)
-        about = self._reached(rng, edge.source, steps, depth=depth - 1, taken=[*taken, edge.source])
+        depth = 0 if edge.leaf.is_of_item else depth - 1
+        about = self._reached(rng, edge.source, steps, depth=depth, taken=[*taken, edge.source])
         value = f"${{{edge.leaf.at_step(len(steps))}}}"
         steps.append(Step(fact, ((edge.text, value),)))
         return self.namer.reached(edge, about) if about or not edge.source.arguments else ""
@@ -143,17 +150,17 @@ class Shapes:
         """Return a question like the others that does not say what it is about; the user says it when
         asked."""
         kind = self.namer.kind_of(fact)
-        if len([*fact.given]) != 1 or leaf.levels or not kind or any(table_of(v) for _, v in fact.given):
+        if leaf.is_of_item or not kind or any(table_of(v) for _, v in fact.given):
             return None
         walk = replace(self.single(rng, fact, leaf, goal), kind="missing_parameter", shape="told")
-        return replace(walk, goal=f"the {field_of(leaf)} of the {kind}", names=self.namer.thing_of(fact))
+        return replace(walk, goal=f"the {field_of(leaf)} of the {kind}{choices_of(fact)}", names=self.namer.thing_of(fact))
 
     def unknown_entity(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return a question like the others about a thing that there is not."""
-        if leaf.levels or len([*fact.given]) != 1 or not self.namer.kind_of(fact):
+        if leaf.is_of_item or not self.namer.kind_of(fact):
             return None
-        ((_, real),) = fact.given
-        alike = [value for other in self._by_spec[fact.spec.dotted] for _, value in other.given]
+        real = subject_of(fact)[1]
+        alike = [value for _, value in map(subject_of, self._by_spec[fact.spec.dotted])]
         made = invented_like(list(dict.fromkeys(alike)), self.taken, rng)
         if made is None or is_words(real) != is_words(made):
             return None
