@@ -5,8 +5,9 @@ A result is read as the model is shown it (`core.shown_values`).
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -21,6 +22,7 @@ _ITEMS = (200, 24, 6)
 SHORT = 80  # characters of a value that can be asked for
 _NAME = 60  # and of one by which a thing is called, which has
 _WORDS = 5  # words at most
+_FIRST = 2  # fields of an item by one of which it is called: others are of it, and differ by chance
 _WHOLE = ("@.text", "@.result")  # a text that is all that a result says
 _FIELD = re.compile(r"[A-Za-z_]\w*")
 _KEYS = "{}"  # ends the expression of the keys of a table
@@ -33,15 +35,14 @@ _NOTHING = frozenset(
 @dataclass(frozen=True)
 class Level:
     """A list that a value lies in: its expression `rows`, the name `kind` that it goes by, and the item of
-    it, which is number `index` or the `only` one. If a field tells the items apart, `key` is that field,
-    `called` its value, and `names` has the values of all that do."""
+    it, which is number `index` or the `only` one. If a field tells the items apart, or two together, `called`
+    has it with its value, and `names` the values of all fields that do alone."""
 
     rows: str
     kind: str
     index: int
     only: bool = False
-    key: str = ""
-    called: Scalar = ""
+    called: tuple[tuple[str, Scalar], ...] = ()
     names: tuple[str, ...] = ()
 
 
@@ -156,36 +157,58 @@ def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
     indices = list(range(len(items)))
     if len(items) > (most := _ITEMS[min(len(place.levels), len(_ITEMS) - 1)]):
         indices = sorted(Random(derive_seed(seed, "items", place.expression)).sample(indices, most))
-    keys = _keys_of(items)
+    fields = _fields_of(items)
+    keys = _keys_of(fields)
+    first = [*items[0]][:_FIRST] if fields else []
+    apart = [key for key in keys if key in first][:1] or _pair_of(fields)
     kind = place.tail[-1] if place.tail and place.expression not in _WHOLE else ""
     for index in indices:
-        level = Level(place.expression, kind, index, len(items) == 1)
+        names = tuple(str(fields[key][index]) for key in keys)
+        level = Level(place.expression, kind, index, len(items) == 1, names=names)
         spot = Leaf(f"{place.expression}[{index}]", "", (), (*place.levels, level))
-        if not keys:
+        if not apart:
             yield from _walk(items[index], spot, seed)
             continue
-        level = replace(level, names=tuple(str(items[index][key]) for key in keys))
-        named = level if level.only else replace(level, key=keys[0], called=items[index][keys[0]])
+        named = replace(level, called=() if level.only else tuple((key, fields[key][index]) for key in apart))
         for name in filter(_FIELD.fullmatch, items[index]):
-            itself = level if name == keys[0] else named
+            itself = level if name in apart else named
             below = Leaf(f"{spot.expression}.{name}", "", (name,), (*place.levels, itself))
             yield from _walk(items[index][name], below, seed)
 
 
-def _keys_of(items: Sequence[Any]) -> list[str]:
-    """Return the fields that tell these items apart: first those whose values are words without digits, as
-    names are, each group in the order of the server. Names that two fields have are of other things."""
+def _fields_of(items: Sequence[Any]) -> dict[str, list[Scalar]]:
+    """Return the values of each field that all of the items have a short text or a whole number in."""
     if not items or not all(isinstance(item, dict) for item in items):
-        return []
+        return {}
     told = {name: [item.get(name) for item in items] for name in items[0] if _FIELD.fullmatch(name)}
-    texts = {name: {str(value).casefold() for value in values} for name, values in told.items()}
+    is_short = {
+        name: all(type(value) in (str, int) and 0 < len(str(value)) <= _NAME for value in values)
+        for name, values in told.items()
+    }
+    return {name: values for name, values in told.items() if is_short[name]}
+
+
+def _keys_of(fields: Mapping[str, Sequence[Scalar]]) -> list[str]:
+    """Return the fields that tell items apart: first those whose values are words without digits, as names
+    are, each group in the order of the server. Names that two fields have are of other things."""
+    texts = {name: {str(value).casefold() for value in values} for name, values in fields.items()}
     keys = [
         name
-        for name, values in told.items()
+        for name, values in fields.items()
         if len(texts[name]) == len(values)
-        and all(type(value) in (str, int) and 0 < len(str(value)) <= _NAME for value in values)
         and not any(
             is_words(v) and str(v).casefold() in of for n, of in texts.items() if n != name for v in values
         )
     ]
-    return sorted(keys, key=lambda name: not all(map(is_words, told[name])))
+    return sorted(keys, key=lambda name: not all(map(is_words, fields[name])))
+
+
+def _pair_of(fields: Mapping[str, Sequence[Scalar]]) -> tuple[str, ...]:
+    """Return the first two fields of texts that tell items apart together: the ends of a way, the day and
+    what was done."""
+    texts = [name for name, values in fields.items() if all(isinstance(value, str) for value in values)]
+    for pair in itertools.combinations(texts, 2):
+        values = [*zip(*map(fields.__getitem__, pair), strict=True)]
+        if len({*values}) == len(values) > 1:
+            return pair
+    return ()

@@ -113,13 +113,16 @@ class Namer:
         return f"{self.kind_of(fact) or (f'{words[-1]} {name}' if is_id else name)} {said_value(value)}"
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
-        """Return what an item of a list is called: `Aurora`, `ship 4013`, `ship id 4013`."""
-        tables = [name_words(table) for _, value in fact.given if (table := table_of(value))]
+        """Return what an item of a list is called: `of Aurora`, `of ship 4013`, `of ship id 4013`, `for from
+        Genoa and to Riga`."""
+        if len(level.called) > 1:
+            return f"for {' and '.join(f'{spaced(key)} {said_value(value)}' for key, value in level.called)}"
+        ((key, value),) = level.called
+        tables = [name_words(table) for _, given in fact.given if (table := table_of(given))]
         around = tables[0] if tables else self.relations.around(fact.spec, leaf)
-        key, named = spaced(level.key), [word for word in around if word in name_words(level.key)]
-        kind = named[0] if named else around[0] if " " not in key and len(around) == 1 else key
-        said = said_value(level.called)
-        return said if is_words(level.called) else f"{kind} {said}"
+        named = [word for word in around if word in name_words(key)]
+        kind = (named or (around if " " not in spaced(key) and len(around) == 1 else [spaced(key)]))[0]
+        return f"of {said_value(value)}" if is_words(value) else f"of {kind} {said_value(value)}"
 
     def owner_of(self, leaf: Leaf, fact: Fact, about: str | None = None) -> str:
         """Return what a value is of: the item of a list, or what the call is about (`about`, if that is not
@@ -131,12 +134,13 @@ class Namer:
         if level is None or (level.only and _is_the_one(leaf, fact)):
             about = self.thing_of(fact) if about is None else about
             return f" {'of' if subject_of(fact)[0] else 'for'} {about}{choices_of(fact)}" if about else ""
-        if not level.key:
+        if not level.called:
             return ""
         # A table says where to look: two rows that are called alike are not asked about.
-        said = folded(str(level.called))
-        rest = [(n, v) for n, v in fact.given if not table_of(v) and folded(str(v)) not in said]
-        return f" of {self.item_of(level, fact, leaf)}{_in_brackets(rest)}"
+        said = " ".join(folded(str(value)) for _, value in level.called)
+        given = [(self.kinds.get((fact.spec.dotted, name)) or name, value) for name, value in fact.given]
+        rest = [(name, v) for name, v in given if not table_of(v) and folded(str(v)) not in said]
+        return f" {self.item_of(level, fact, leaf)}{_in_brackets(rest)}"
 
     def goal_of(self, leaf: Leaf, fact: Fact, *, about: str | None = None, called: str = "") -> str:
         """Return the value of a leaf as a noun: `the captain of Mistral`; empty if it cannot be said. It is
@@ -158,7 +162,7 @@ def _is_of_another(leaf: Leaf, fact: Fact) -> bool:
     after a task has another id."""
     rows = [level.rows for level in leaf.levels]
     record = [o for o in fact.leaves if [level.rows for level in o.levels] == rows and len(o.tail) < 2]
-    for name, value in () if leaf.levels and leaf.levels[0].key else fact.given:
+    for name, value in () if leaf.levels and leaf.levels[0].called else fact.given:
         told = {folded(str(other.value)) for other in record if name_words(other.name) == name_words(name)}
         if told and folded(str(value)) not in told:
             return True

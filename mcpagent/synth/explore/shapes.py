@@ -153,7 +153,11 @@ class Shapes:
         if leaf.is_of_item or not kind or any(table_of(v) for _, v in fact.given):
             return None
         walk = replace(self.single(rng, fact, leaf, goal), kind="missing_parameter", shape="told")
-        return replace(walk, goal=f"the {field_of(leaf)} of the {kind}{choices_of(fact)}", names=self.namer.thing_of(fact))
+        return replace(
+            walk,
+            goal=f"the {field_of(leaf)} of the {kind}{choices_of(fact)}",
+            names=self.namer.thing_of(fact),
+        )
 
     def unknown_entity(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return a question like the others about a thing that there is not."""
@@ -240,8 +244,9 @@ class Shapes:
     def _is_told_apart(self, leaf: Leaf, fact: Fact) -> bool:
         """Whether the field that an item is called by tells items apart in every such list: the author of the
         two notes on one contact does not."""
-        keys = [(fact.spec.dotted, column_of(f"{level.rows}[].{level.key}")) for level in leaf.levels]
-        return self._repeated.isdisjoint(keys)
+        keys = [(level.rows, level.called[0][0]) for level in leaf.levels if len(level.called) == 1]
+        columns = [(fact.spec.dotted, column_of(f"{rows}[].{key}")) for rows, key in keys]
+        return self._repeated.isdisjoint(columns)
 
     @cached_property
     def _repeated(self) -> set[tuple[str, str]]:
@@ -274,7 +279,7 @@ class Shapes:
 
     def _told_by(self, leaf: Leaf, fact: Fact) -> tuple[tuple[str, ...], ...]:
         """What identifies the thing that a value is of: the names of its item, or what the call is about."""
-        called = [str(level.called) for level in leaf.levels if level.key]
+        called = [str(value) for level in leaf.levels for _, value in level.called]
         given = [str(v) for name, v in fact.given if not (is_choice(fact.spec, name) or table_of(v))]
         return tuple((name, *sorted(self._names.get(name, ()))) for name in called or given)
 
@@ -285,7 +290,8 @@ class Shapes:
         given = {str(value) for fact in self.graph.facts for _, value in fact.given}
         names: dict[str, set[str]] = {}
         for level in (level for fact in self.graph.facts for leaf in fact.leaves for level in leaf.levels):
-            used = {str(level.called), *given.intersection(level.names)} if level.key else set[str]()
+            called = [str(value) for _, value in level.called] if len(level.called) == 1 else []
+            used = {*called, *given.intersection(level.names)} if called else set[str]()
             for name in used:
                 names.setdefault(name, set()).update(used - {name})
         return names

@@ -165,7 +165,9 @@ def test_a_process_of_its_own_is_no_leave_to_write_to_what_all_processes_share(
 ) -> None:
     file = tmp_path / "notes.json"
     write_config(tmp_path, "notebook", NOTEBOOK, tmp_path / "log", file)
-    file.write_text(json.dumps({f"{one} Reef": {"text": one, "stars": len(one) + 9} for one in ("Amber", "Opal")}))
+    file.write_text(
+        json.dumps({f"{one} Reef": {"text": one, "stars": len(one) + 9} for one in ("Amber", "Opal")})
+    )
     (tmp_path / "c.yaml").write_text(f"tools: {{per_server: {{notebook: {{{options}}}}}}}")
     counts = ("--train", "2", "--validation", "0", "--heldout", "0")
     words = ("gen-data", "--explore", "--servers", "mcp.json", "--config", "c.yaml", *counts, "--out", "d")
