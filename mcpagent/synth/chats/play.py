@@ -15,7 +15,7 @@ from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.chats.read import LoggedCall
 from mcpagent.synth.explore.graph import Fact
-from mcpagent.synth.tasks.effects import check_of, covering
+from mcpagent.synth.tasks.effects import checks_of, state_check
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.tasks.stages import RejectCode, RejectedTask
@@ -152,22 +152,11 @@ def _state(
     state: dict[str, list[JsonObject]] = {}
     writes = [call for call in made if not call.spec.annotations.read_only]
     for server in sorted({call.spec.server for call in writes}):
-        given = scalars([call.logged.arguments for call in writes if call.spec.server == server])
-        values = [value for value in given if not isinstance(value, bool)]
-        checks = [
-            (read, check_of(read.arguments, was, now, values))
-            for read, was, now in readings
-            if read.spec.server == server
-        ]
-        picked = covering([(read, check) for read, check in checks if check is not None], values)
+        given = [call.logged.arguments for call in writes if call.spec.server == server]
+        picked = checks_of([reading for reading in readings if reading[0].spec.server == server], given)
         if picked is None:
             return {}
         state[server] = [
-            {
-                "call": {"tool": read.spec.name, "arguments": read.arguments},
-                "expect": check.expect,
-                **({"nothing_else_changed": True} if check.nothing_else else {}),
-            }
-            for read, check in picked
+            state_check(read, check.expect, nothing_else=check.nothing_else) for read, check in picked
         ]
     return state

@@ -21,7 +21,7 @@ from mcpagent.synth.explore.graph import Fact, Silence, ToolGraph
 from mcpagent.synth.explore.invented import invented_like, known_values
 from mcpagent.synth.explore.questions import wish_of
 from mcpagent.synth.explore.walks import Step, Walk, about
-from mcpagent.synth.tasks.effects import MOST_CHECKS, EffectCheck, check_of, covering, folder_of
+from mcpagent.synth.tasks.effects import MOST_CHECKS, checks_of, folder_of, state_check
 from mcpagent.synth.tasks.run import CallCache, SynthSession, as_text
 from mcpagent.tools.words import name_words, stays_here
 
@@ -155,7 +155,7 @@ class Effects:
         for read, was, _ in changed:
             if not was.is_error:  # of what is there
                 shown.setdefault(read.spec.dotted, read)
-        checks = _checks_of(readings, call)
+        checks = checks_of(readings, call.arguments)
         if checks is None:
             return "no tool that only reads tells all of the change"
         return Change(spec, tuple({read.spec.dotted: read.spec for read, _ in checks}.values()), made)
@@ -204,14 +204,6 @@ async def _ask(session: SynthSession, call: Fact) -> ToolResult:
     return await session.call(server=call.spec.server, tool=call.spec.name, arguments=call.arguments)
 
 
-def _checks_of(readings: Sequence[_Reading], call: Fact) -> list[tuple[Fact, EffectCheck]] | None:
-    """The reads that tell all that a call changes, and what each has to give then. Without a check of each
-    value a wrong one would pass."""
-    values = [value for value in scalars(call.arguments) if not isinstance(value, bool)]
-    seen = ((read, check_of(read.arguments, was, now, values)) for read, was, now in readings)
-    return covering([(read, check) for read, check in seen if check], values)
-
-
 def draw_change(
     changes: Sequence[Change], graph: ToolGraph, facts: Sequence[Fact], taken: set[str], rng: Random
 ) -> Walk | None:
@@ -232,18 +224,13 @@ async def state_of(walk: Walk, cache: CallCache) -> Mapping[str, list[JsonObject
     or why there are none."""
     call = walk.steps[-1].fact
     readings = await _two_readings(cache, call, walk.reads)
-    checks = readings if isinstance(readings, str) else _checks_of(readings, call)
+    checks = readings if isinstance(readings, str) else checks_of(readings, call.arguments)
     if checks is None or isinstance(checks, str):
         return f"{call.spec.dotted}({call.arguments}): {checks or 'no reading tells all of the change'}"
-    made = [_check(read, check.expect, nothing_else=check.nothing_else) for read, check in checks]
+    made = [state_check(read, check.expect, nothing_else=check.nothing_else) for read, check in checks]
     return {call.spec.server: made}
 
 
 def watching(watch: Mapping[str, Sequence[Fact]]) -> Mapping[str, list[JsonObject]]:
     """Return the state checks of a task that changes nothing."""
-    return {server: [_check(read, {}) for read in reads] for server, reads in watch.items() if reads}
-
-
-def _check(read: Fact, expect: JsonObject, *, nothing_else: bool = True) -> JsonObject:
-    call = {"tool": read.spec.name, "arguments": read.arguments}
-    return {"call": call, "expect": expect} | ({"nothing_else_changed": True} if nothing_else else {})
+    return {server: [state_check(read, {}) for read in reads] for server, reads in watch.items() if reads}

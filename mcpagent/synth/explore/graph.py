@@ -186,14 +186,7 @@ class ToolGraph:
         for fact in self.facts:
             for edge in self.edges_into(fact):
                 tools = (fact.spec.dotted, edge.source.spec.dotted)
-                kind = (
-                    edge.kind
-                    if any(
-                        stem(edge.kind) in map(stem, words)
-                        for words in map(self.relations.tool_words.__getitem__, tools)
-                    )
-                    else ""
-                )
+                named = {stem(word) for tool in tools for word in self.relations.tool_words[tool]}
                 key = (fact.spec.dotted, edge.parameter)
-                kinds[key] = kinds.get(key) or kind
+                kinds[key] = kinds.get(key) or (edge.kind if stem(edge.kind) in named else "")
         return kinds

@@ -27,9 +27,7 @@ _WHOLE = ("@.text", "@.result")  # a text that is all that a result says
 _FIELD = re.compile(r"[A-Za-z_]\w*")
 _KEYS = "{}"  # ends the expression of the keys of a table
 _PLACES = re.compile(r"\[\d+\]")
-_NOTHING = frozenset(
-    ("", "none", "null", "nan", "n/a", "undefined", "true", "false")
-)  # as programs print them
+_NOTHING = ("", "none", "null", "nan", "n/a", "undefined", "true", "false")  # as programs print them
 
 
 @dataclass(frozen=True)
@@ -181,26 +179,25 @@ def _fields_of(items: Sequence[Any]) -> dict[str, list[Scalar]]:
     if not items or not all(isinstance(item, dict) for item in items):
         return {}
     told = {name: [item.get(name) for item in items] for name in items[0] if _FIELD.fullmatch(name)}
-    is_short = {
-        name: all(type(value) in (str, int) and 0 < len(str(value)) <= _NAME for value in values)
-        for name, values in told.items()
-    }
-    return {name: values for name, values in told.items() if is_short[name]}
+
+    def is_short(value: Any) -> bool:
+        return type(value) in (str, int) and 0 < len(str(value)) <= _NAME
+
+    return {name: values for name, values in told.items() if all(map(is_short, values))}
 
 
 def _keys_of(fields: Mapping[str, Sequence[Scalar]]) -> list[str]:
     """Return the fields that tell items apart: first those whose values are words without digits, as names
     are, each group in the order of the server. Names that two fields have are of other things."""
     texts = {name: {str(value).casefold() for value in values} for name, values in fields.items()}
+    words = {name: {str(v).casefold() for v in values if is_words(v)} for name, values in fields.items()}
     keys = [
         name
         for name, values in fields.items()
         if len(texts[name]) == len(values)
-        and not any(
-            is_words(v) and str(v).casefold() in of for n, of in texts.items() if n != name for v in values
-        )
+        and all(words[name].isdisjoint(theirs) for other, theirs in texts.items() if other != name)
     ]
-    return sorted(keys, key=lambda name: not all(map(is_words, fields[name])))
+    return sorted(keys, key=lambda name: len(words[name]) < len(texts[name]))
 
 
 def _pair_of(fields: Mapping[str, Sequence[Scalar]]) -> tuple[str, ...]:

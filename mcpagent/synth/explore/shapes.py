@@ -81,20 +81,16 @@ class Shapes:
         alike = self._by_spec[fact.spec.dotted]
         for other in rng.sample(alike, len(alike)):
             each = other.same_as(leaf)
-            if (
-                each is None
-                or each.value == leaf.value
-                or choices_of(other) != choices_of(fact)
-                or each not in [asked for asked, _ in self._askable(other)]
-            ):
+            if each is None or each.value == leaf.value or choices_of(other) != choices_of(fact):
+                continue
+            if each not in [asked for asked, _ in self._askable(other)]:
                 continue
             names = (self.namer.thing_of(fact), self.namer.thing_of(other))
             values = (f"${{{leaf.at_step(1)}}}", f"${{{each.at_step(2)}}}")
             told = (Seen(values[0], self._told_by(leaf, fact)), Seen(values[1], self._told_by(each, other)))
             both = f"the {field_of(leaf)} of {names[0]} and of {names[1]}{choices_of(fact)}"
-            return Walk(
-                "parallel", "both", (Step(fact), Step(other)), both, Answer("pairs", values, names), told
-            )
+            answer = Answer("pairs", values, names)
+            return Walk("parallel", "both", (Step(fact), Step(other)), both, answer, told)
         return None
 
     def chain(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
@@ -127,7 +123,8 @@ class Shapes:
             if edge.parameter == subject_of(fact)[0]
             and not any(edge.source is one for one in taken)
             and self._is_told_apart(edge.leaf, edge.source)
-            and len(self._led.get(self.namer.reached(edge, None), ())) == 1
+            and (phrase := self.namer.reached(edge, None))
+            and len(self._led[phrase]) == 1
         ]
         if not edges:
             steps.append(Step(fact))
@@ -212,14 +209,12 @@ class Shapes:
     def _is_identifier(self, leaf: Leaf) -> bool:
         """Whether a value is for tools rather than for people: no words, in a field that is called as a
         parameter is that was given, or by a part of its name."""
-        return not is_words(leaf.value) and any(
-            {*name_words(leaf.name)} <= words for words in self._parameters
-        )
+        named = {*name_words(leaf.name)}
+        return not is_words(leaf.value) and any(named <= words for words in self._parameters)
 
     @cached_property
-    def _parameters(self) -> list[set[str]]:
-        names = {name for fact in self.graph.facts for name, _ in fact.given}
-        return [{*name_words(name)} for name in sorted(names)]
+    def _parameters(self) -> set[frozenset[str]]:
+        return {frozenset(name_words(name)) for fact in self.graph.facts for name, _ in fact.given}
 
     @cached_property
     def _told(self) -> Mapping[tuple[str, str], Counter[str]]:
@@ -234,12 +229,8 @@ class Shapes:
         """Whether a value is neither the same for all things nor taken for another one of its column, as
         people read them."""
         told, name = self._told[fact.spec.dotted, leaf.column], folded(str(leaf.value))
-        is_same_for_all = len(told) == 1 and max(told.total(), self._calls[fact.spec.dotted]) > 2
+        is_same_for_all = len(told) == 1 and told.total() > 2
         return not is_same_for_all and sum(folded(value) == name for value in told) == 1
-
-    @cached_property
-    def _calls(self) -> Counter[str]:
-        return Counter(fact.spec.dotted for fact in self.graph.facts)
 
     def _is_told_apart(self, leaf: Leaf, fact: Fact) -> bool:
         """Whether the field that an item is called by tells items apart in every such list: the author of the
@@ -263,8 +254,7 @@ class Shapes:
         told: dict[str, set[str]] = {}
         for fact in self.graph.facts:
             for leaf in fact.leaves:
-                if goal := self.namer.goal_of(leaf, fact):
-                    told.setdefault(goal.casefold(), set()).add(str(leaf.value))
+                told.setdefault(self.namer.goal_of(leaf, fact).casefold(), set()).add(str(leaf.value))
         return told
 
     @cached_property
@@ -273,8 +263,7 @@ class Shapes:
         led: dict[str, set[str]] = {}
         for fact in self.graph.facts:
             for edge in self.graph.edges_into(fact):
-                if phrase := self.namer.reached(edge, None):
-                    led.setdefault(phrase, set()).add(edge.text)
+                led.setdefault(self.namer.reached(edge, None), set()).add(edge.text)
         return led
 
     def _told_by(self, leaf: Leaf, fact: Fact) -> tuple[tuple[str, ...], ...]:
@@ -298,7 +287,6 @@ class Shapes:
 
 
 def _answer_of(leaf: Leaf, value: str) -> Answer:
-    if isinstance(leaf.value, str):
-        moment = Moment.read(leaf.value)
-        return Answer("date" if moment and not moment.year else "name", (value,))
-    return Answer("number", (value,))
+    moment = Moment.read(leaf.value) if isinstance(leaf.value, str) else None
+    kind = "date" if moment and not moment.year else "name" if isinstance(leaf.value, str) else "number"
+    return Answer(kind, (value,))

@@ -7,16 +7,31 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mcpagent.core.matching import others_unchanged, values_equal
 from mcpagent.core.records import JsonObject
 from mcpagent.core.shown_values import result_value
-from mcpagent.core.tools import ToolResult
+from mcpagent.core.tools import ToolResult, ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.tasks.run import says_no
 
-T = TypeVar("T")
+
+class Read(Protocol):
+    """A call that reads."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool."""
+        ...
+
+    @property
+    def arguments(self) -> JsonObject:
+        """Its arguments."""
+        ...
+
+
+R = TypeVar("R", bound=Read)
 
 MOST_CHECKS = 3  # of one task, and reads that watch a server
 _FIELD = re.compile(r"[A-Za-z_]\w*")
@@ -32,7 +47,24 @@ class EffectCheck:
     nothing_else: bool
 
 
-def check_of(
+def checks_of(
+    readings: Sequence[tuple[R, ToolResult, ToolResult]], given: Any
+) -> list[tuple[R, EffectCheck]] | None:
+    """Return the reads that tell all that calls with the arguments `given` changed, each with what it has to
+    give then; `readings` are of before and after. None if they do not: without a check of each value a wrong
+    one would pass."""
+    values = [value for value in scalars(given) if not isinstance(value, bool)]
+    seen = ((read, _check_of(read.arguments, was, now, values)) for read, was, now in readings)
+    return _covering([(read, check) for read, check in seen if check], values)
+
+
+def state_check(read: Read, expect: JsonObject, *, nothing_else: bool = True) -> JsonObject:
+    """Return the check of a task's state: that a read gives what is expected of it."""
+    call = {"tool": read.spec.name, "arguments": read.arguments}
+    return {"call": call, "expect": expect} | ({"nothing_else_changed": True} if nothing_else else {})
+
+
+def _check_of(
     arguments: JsonObject, was: ToolResult, now: ToolResult, values: Sequence[Any]
 ) -> EffectCheck | None:
     """Return what of a read with such `arguments` tells the change that a call with such `values` made; None
@@ -111,13 +143,13 @@ def _pattern(item: Any, values: Sequence[Any]) -> Any:
     return item if parts and all(is_given) else None
 
 
-def covering(
-    seen: Sequence[tuple[T, EffectCheck]], values: Sequence[Any]
-) -> list[tuple[T, EffectCheck]] | None:
+def _covering(
+    seen: Sequence[tuple[R, EffectCheck]], values: Sequence[Any]
+) -> list[tuple[R, EffectCheck]] | None:
     """Return as few reads as tell all the values between them; None if they do not. One that shows that
     nothing else was changed comes first, if there is one."""
     missing = {str(value) for value in values}
-    left, picked = list(seen), list[tuple[T, EffectCheck]]()
+    left, picked = list(seen), list[tuple[R, EffectCheck]]()
     while left and (missing or not picked):
         is_first = not picked
         best = max(left, key=lambda s: (is_first and s[1].nothing_else, len(s[1].covers & missing)))
