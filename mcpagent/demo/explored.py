@@ -21,9 +21,9 @@ from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.learning import learn
 from mcpagent.synth.explore.leaves import at_step
 from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
-from mcpagent.synth.explore.walks import Walk, values_of, widest
+from mcpagent.synth.explore.walks import Walk
 from mcpagent.synth.generate import server_places, values_by_slot
-from mcpagent.synth.tasks.inspect import stands_in, user_text
+from mcpagent.synth.tasks.inspect import stands_in, user_text, values_of, widest
 from mcpagent.synth.tasks.run import CallCache
 from mcpagent.synth.templates.rules import GeneratedData, Progress
 from mcpagent.tools.contract import ToolProvider

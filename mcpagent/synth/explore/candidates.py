@@ -45,11 +45,6 @@ class Candidates:
     accepted: int = 0
     refused: int = 0
 
-    @property
-    def is_open(self) -> bool:
-        """Return True if more of them may be tried; of what the schema or the user gives always."""
-        return self.rank == GIVEN or self.refused < max(_REFUSALS, self.accepted + 1)
-
 
 @dataclass
 class Slot:
@@ -74,7 +69,11 @@ class Slot:
         """Return what is to be tried now, each with its list. If two were accepted, or a path that the server
         was started with, none that are less likely or of a list that was only refused; if one is to be the
         `likeliest`, after the first that was accepted, and before it those of the lowest rank."""
-        lists = [each for each in self.lists.values() if each.rank <= rank and each.is_open]
+        lists = [
+            each
+            for each in self.lists.values()  # of what the schema or the user gives all
+            if each.rank <= rank and (not each.rank or each.refused < max(_REFUSALS, each.accepted + 1))
+        ]
         least = 0 if likeliest else 1
         started = self.lists.get(_CONFIGURED)
         if taken := [each.rank for each in lists if each.accepted > least * (each is not started)]:
@@ -196,10 +195,8 @@ def _template(
         return {key: _template(properties.get(key, {}), (*path, key), key, root, slots) for key in needed}
     if kind == "array":
         items = resolved(schema.get("items", {}), root)
-        if items.get("type") not in ("number", "integer"):
-            length = min(max(1, schema.get("minItems", 1)), schema.get("maxItems", 4))
-            return [_template(items, (*path, n), name, root, slots) for n in range(length)]
-        schema, kind = {**schema, "items": items}, "numbers"
+        length = min(max(1, schema.get("minItems", 1)), schema.get("maxItems", 4))
+        return [_template(items, (*path, n), name, root, slots) for n in range(length)]
     slots.append(Slot(path, name, schema, kind))
     return None
 

@@ -148,9 +148,12 @@ class Effects:
         if isinstance(readings, str):
             return f"it refused ({readings})"
         changed = [reading for reading in readings if as_text(reading[1]) != as_text(reading[2])]
-        if changed and not await self._starts_over(changed[0]):
-            self.kept.add(spec.server)
-            return "the next session found the change, so the server needs a workspace or a reset"
+        for read, was, _ in changed[:1]:
+            async with self._cache.session(generation=4) as session:
+                again = await _ask(session, read)
+            if as_text(again) != as_text(was):
+                self.kept.add(spec.server)
+                return "the next session found the change, so the server needs a workspace or a reset"
         shown = self._shown.setdefault(spec.server, {})
         for read, was, _ in changed:
             if not was.is_error:  # of what is there
@@ -160,19 +163,11 @@ class Effects:
             return "no tool that only reads tells all of the change"
         return Change(spec, tuple({read.spec.dotted: read.spec for read, _ in checks}.values()), made)
 
-    async def _starts_over(self, changed: _Reading) -> bool:
-        """Return True if the next session finds the state as this one did."""
-        read, was, _ = changed
-        async with self._cache.session(generation=4) as session:
-            return as_text(await _ask(session, read)) == as_text(was)
-
 
 def reads_about(call: Fact, readers: Sequence[ToolSpec], facts: Sequence[Fact]) -> tuple[Fact, ...]:
     """Return the calls of `readers` that may tell what a call changes: those that are known, and those about
     its values."""
-    given = [
-        value for value in scalars(call.arguments) if type(value) in (str, int) and len(str(value)) <= 200
-    ]
+    given = [v for v in scalars(call.arguments) if type(v) in (str, int) and len(str(v)) <= 200]
     given += [folder_of(text) for text in given if isinstance(text, str) and folder_of(text)]
     texts = set(map(str, given))
     made: dict[str, Fact] = {}

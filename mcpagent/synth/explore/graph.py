@@ -26,13 +26,8 @@ class Fact:
     is_sayable: bool = True
 
     @property
-    def texts(self) -> Iterator[tuple[str, str]]:
-        """(parameter, text) of the arguments, those in lists and objects too."""
-        return ((name, item) for name, item in self.given if isinstance(item, str))
-
-    @property
     def given(self) -> Iterator[tuple[str, Any]]:
-        """(parameter, value) of the scalars among the arguments."""
+        """(parameter, value) of the scalars among the arguments, those in lists and objects too."""
         return ((name, item) for name, value in self.arguments.items() for item in scalars(value))
 
     def same_as(self, leaf: Leaf) -> Leaf | None:

@@ -16,6 +16,7 @@ from mcpagent.core.records import JsonObject
 from mcpagent.core.seeds import derive_seed
 from mcpagent.core.shown_values import shown_value, text_value
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
+from mcpagent.core.values import scalars
 from mcpagent.synth.explore.candidates import (
     GIVEN,
     GUESSED,
@@ -292,7 +293,7 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
         return " ".join(result.content.split())[:200]
     if not leaves_of(_told(result)):
         return "it answered nothing"
-    texts = [text for _, text in Fact(tool.spec, attempt.arguments).texts]
+    texts = [value for value in scalars(attempt.arguments) if isinstance(value, str)]
     if anonymous(result, texts) == tool.nonsense:
         return "it answered as it answers a name that nothing has"
     return None

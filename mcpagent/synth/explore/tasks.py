@@ -269,12 +269,10 @@ class _WalkSource:
         else:
             asked = {leaf.name for leaf in fact.leaves if any(stands_in(f, str(leaf.value)) for f in facts)}
             telling = {fact.spec.dotted, *(tool for silence in graph.silences for tool in silence.tools)}
-            telling |= {
-                other.spec.dotted
-                for other in graph.facts
-                if asked
-                & {*other.spec.input_schema.get("properties", {}), *(leaf.name for leaf in other.leaves)}
-            }
+            for other in graph.facts:
+                parameters = other.spec.input_schema.get("properties", {})
+                if not asked.isdisjoint([*parameters, *(leaf.name for leaf in other.leaves)]):
+                    telling.add(other.spec.dotted)
         async with self.learned.cache.session(only_reads=True) as session:
             for spec in self._readers(*telling):
                 if takes_language(spec) or await telling_call(session, spec, named, facts) is not None:
@@ -338,15 +336,9 @@ def _plan(walk: Walk, *, user_turn: int) -> list[JsonObject]:
     extra: JsonObject = {"user_turn": user_turn} if user_turn else {}
     extra |= {"parallel_group": 1} if walk.kind == "parallel" else {}
     extra |= {"finds_nothing": True} if walk.lack == "existence" else {}
+    called = [(number, step.fact.spec, step.params) for number, step in enumerate(walk.steps, 1)]
     return [
-        {
-            "step": number,
-            "server": step.fact.spec.server,
-            "tool": step.fact.spec.name,
-            "params": step.params,
-            **extra,
-        }
-        for number, step in enumerate(walk.steps, 1)
+        {"step": n, "server": spec.server, "tool": spec.name, "params": p, **extra} for n, spec, p in called
     ]
 
 

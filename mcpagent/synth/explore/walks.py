@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from mcpagent.core.placeholders import format_value
 from mcpagent.core.records import JsonObject
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.questions import FRAMES, NAMED, WISHES, framed
+from mcpagent.synth.tasks.inspect import values_of, widest
 from mcpagent.synth.tasks.run import replaced_in
 
 _PLACES = re.compile(r"\[\d+\]|step\d+")
@@ -104,10 +105,6 @@ class Subjects:
         values = values_of((fact.spec.dotted, fact.arguments) for fact in facts)
         self._parameter = {tool: widest(of_tool) for tool, of_tool in values.items()}
 
-    def parameter_of(self, fact: Fact) -> str:
-        """Return the parameter of a call that says what it is about; empty if there is none."""
-        return self._parameter.get(fact.spec.dotted, "")
-
     def of_fact(self, fact: Fact) -> str:
         """Return the subject of a fact, or its tool if it has none."""
         return self._of_call(fact) or fact.spec.dotted
@@ -117,19 +114,5 @@ class Subjects:
         return [subject for step in walk.steps if (subject := self._of_call(step.fact)) is not None]
 
     def _of_call(self, fact: Fact) -> str | None:
-        value = fact.arguments.get(self.parameter_of(fact))
+        value = fact.arguments.get(self._parameter.get(fact.spec.dotted, ""))
         return None if value is None else format_value(value)
-
-
-def values_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, dict[str, set[str]]]:
-    """Return the values that each parameter of each tool has in the calls; tools without any are left out."""
-    values: dict[str, dict[str, set[str]]] = {}
-    for tool, arguments in calls:
-        for name, value in arguments.items():
-            values.setdefault(tool, {}).setdefault(name, set()).add(format_value(value))
-    return values
-
-
-def widest(of_tool: Mapping[str, set[str]]) -> str:
-    """Return the parameter that has the most values."""
-    return max(of_tool, key=lambda name: len(of_tool[name]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
 from mcpagent.core.answer_line import without_form
-from mcpagent.core.placeholders import reference_texts
+from mcpagent.core.placeholders import format_value, reference_texts
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tasks import AnswerCheck, Complexity, Task
 from mcpagent.core.values import as_number, numbers_in, scalars
@@ -179,3 +179,17 @@ def shingles(task: Task) -> set[bytes]:
     text = " ".join(user_text(task).casefold().split())
     pieces = {text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1))}
     return {piece.encode(errors="surrogatepass") for piece in pieces}
+
+
+def values_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, dict[str, set[str]]]:
+    """Return the values that each parameter of each tool has in the calls; tools without any are left out."""
+    values: dict[str, dict[str, set[str]]] = {}
+    for tool, arguments in calls:
+        for name, value in arguments.items():
+            values.setdefault(tool, {}).setdefault(name, set()).add(format_value(value))
+    return values
+
+
+def widest(of_tool: Mapping[str, set[str]]) -> str:
+    """Return the parameter that has the most values."""
+    return max(of_tool, key=lambda name: len(of_tool[name]))
