@@ -95,7 +95,10 @@ class Namer:
 
     def kind_of(self, fact: Fact) -> str:
         """Return what kind of thing a call is about; empty if nothing says it."""
-        return self.kinds.get((fact.spec.dotted, subject_of(fact)[0]), "")
+        return self._kind(fact.spec, subject_of(fact)[0])
+
+    def _kind(self, spec: ToolSpec, parameter: str) -> str:
+        return "" if is_choice(spec, parameter) else self.kinds.get((spec.dotted, parameter), "")
 
     def thing_of(self, fact: Fact, *, is_bare: bool = True) -> str:
         """Return what a call is about: `Mistral` (or `ship Mistral`), `task 12`, `city Paris and day Monday`;
@@ -117,7 +120,7 @@ class Namer:
         Genoa and to Riga`."""
         if len(level.called) > 1:
             return f"for {' and '.join(f'{spaced(key)} {said_value(value)}' for key, value in level.called)}"
-        ((key, value),) = level.called
+        key, value = level.called[0]
         tables = [name_words(table) for _, given in fact.given if (table := table_of(given))]
         around = tables[0] if tables else self.relations.around(fact.spec, leaf)
         named = [word for word in around if word in name_words(key)]
@@ -138,7 +141,7 @@ class Namer:
             return ""
         # A table says where to look: two rows that are called alike are not asked about.
         said = " ".join(folded(str(value)) for _, value in level.called)
-        given = [(self.kinds.get((fact.spec.dotted, name)) or name, value) for name, value in fact.given]
+        given = [(self._kind(fact.spec, name) or name, value) for name, value in fact.given]
         rest = [(name, v) for name, v in given if not table_of(v) and folded(str(v)) not in said]
         return f" {self.item_of(level, fact, leaf)}{_in_brackets(rest)}"
 
