@@ -120,7 +120,7 @@ class Namer:
         Genoa and to Riga`."""
         if len(level.called) > 1:
             return f"for {' and '.join(f'{spaced(key)} {said_value(value)}' for key, value in level.called)}"
-        key, value = level.called[0]
+        [(key, value)] = [*level.called]
         tables = [name_words(table) for _, given in fact.given if (table := table_of(given))]
         around = tables[0] if tables else self.relations.around(fact.spec, leaf)
         named = [word for word in around if word in name_words(key)]
