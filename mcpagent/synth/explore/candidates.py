@@ -24,7 +24,7 @@ from mcpagent.tools.workspace import files_below
 
 # How soon a list of values is tried: an enum or the user's; what the schema or a field's name says is meant;
 # what the names of lists and tools say, and paths that the server was started with; any text.
-GIVEN, LIKELY, POSSIBLE, GUESSED = range(4)
+GIVEN, LIKELY, POSSIBLE, GUESSED = RANKS = range(4)
 
 _CONFIGURED = "of the configuration"
 _QUOTED = re.compile(r"(?<!\w)['\"`]([^'\"`\n]{1,60})['\"`](?!\w)")  # in what a schema says: an example
@@ -66,21 +66,21 @@ class Slot:
                 listed.setdefault(repr(value), value)
 
     def values(self, rank: int, *, likeliest: bool = False) -> list[tuple[Candidates, Any]]:
-        """Return what is to be tried now, each with its list. If two were accepted, or a path that the server
-        was started with, none that are less likely or of a list that was only refused; if one is to be the
-        `likeliest`, after the first that was accepted, and before it those of the lowest rank."""
-        lists = [
-            each
-            for each in self.lists.values()  # of what the schema or the user gives all
-            if each.rank <= rank and (not each.rank or each.refused < max(_REFUSALS, each.accepted + 1))
-        ]
+        """Return what is to be tried now, a value of each list in turn, with its list. If two were accepted,
+        or a path that the server was started with, none that are less likely or of a list that was only
+        refused; if one is to be the `likeliest`, after the first that was accepted, and before it those of
+        the lowest rank."""
+        lists = [each for each in self.lists.values() if each.rank <= rank]
+        lists = [e for e in lists if e.rank == GIVEN or e.refused < max(_REFUSALS, e.accepted + 1)]
         least = 0 if likeliest else 1
         started = self.lists.get(_CONFIGURED)
         if taken := [each.rank for each in lists if each.accepted > least * (each is not started)]:
             lists = [e for e in lists if e.rank <= min(taken) and (e.accepted or not e.refused)]
         elif likeliest and lists:
             lists = [each for each in lists if each.rank == min(other.rank for other in lists)]
-        return _in_turn(lists)
+        lists.sort(key=lambda each: each.rank)
+        turns = itertools.zip_longest(*([(each, v) for v in each.values.values()] for each in lists))
+        return [pair for turn in turns for pair in turn if pair is not None]
 
     def add_own(self, places: Sequence[str] = ()) -> None:
         """Add the values that the schema gives, and the paths that the server was started with (`places`)
@@ -117,13 +117,6 @@ class Slot:
             return POSSIBLE if given and {*given}.isdisjoint(asked) else LIKELY
         is_code = leaf.is_key and given[-1:] == asked[-1:]  # of `soc_codes` for `occ_code`
         return None if is_number else LIKELY if is_code or given == asked else GUESSED
-
-
-def _in_turn(lists: Sequence[Candidates]) -> list[tuple[Candidates, Any]]:
-    """Return one value of each list in turn, each with its list, the likelier lists first."""
-    lists = sorted(lists, key=lambda each: each.rank)
-    turns = itertools.zip_longest(*([(each, v) for v in each.values.values()] for each in lists))
-    return [pair for turn in turns for pair in turn if pair is not None]
 
 
 @dataclass(frozen=True)

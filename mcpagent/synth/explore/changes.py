@@ -35,16 +35,13 @@ _THINGS = (
 )
 
 
-_Made = tuple[bool, ...]  # for each slot of a call whether it names something new
-
-
 @dataclass(frozen=True)
 class Change:
     """A tool that changes something, those that show it, and for which of its slots new names are `made`."""
 
     spec: ToolSpec
     readers: tuple[ToolSpec, ...]
-    made: _Made
+    made: tuple[bool, ...]
 
 
 class _Writer:
@@ -70,7 +67,7 @@ class _Writer:
             self._options.append(list(dict.fromkeys(options)))
 
     @property
-    def ways(self) -> list[_Made]:
+    def ways(self) -> list[tuple[bool, ...]]:
         """Which slots can name something new: first none of those for which something is known."""
         able = list[Sequence[bool]]()
         for slot, options in zip(self._shape.required, self._options, strict=True):
@@ -78,7 +75,7 @@ class _Writer:
             able.append((False, True) if options and is_free else (not options,))
         return sorted(itertools.product(*able), key=sum)
 
-    def drawn(self, made: _Made, rng: Random) -> tuple[JsonObject, str] | None:
+    def drawn(self, made: tuple[bool, ...], rng: Random) -> tuple[JsonObject, str] | None:
         """Return arguments, and the name of what is new in them; None if a value is missing, or two texts are
         the same."""
         new, values = "", list[Any]()
@@ -138,7 +135,7 @@ class Effects:
                 text = "may change something, and was tried in an instance of its own: "
                 self.silences.append(Silence("no_effect", text + outcome, (spec.dotted,)))
 
-    async def _tried(self, call: Fact, made: _Made) -> Change | str:
+    async def _tried(self, call: Fact, made: tuple[bool, ...]) -> Change | str:
         """Return the change that a call makes, or why there is none."""
         spec = call.spec
         if fault := self._cache.argument_fault(spec.server, spec.name, call.arguments):

@@ -30,12 +30,9 @@ class Fact:
         """(parameter, value) of the scalars among the arguments, those in lists and objects too."""
         return ((name, item) for name, value in self.arguments.items() for item in scalars(value))
 
-    def same_as(self, leaf: Leaf) -> Leaf | None:
-        """Return the leaf of the same field as one of another result."""
-        return self._by_column.get(leaf.column)
-
     @cached_property
-    def _by_column(self) -> dict[str, Leaf]:
+    def by_column(self) -> dict[str, Leaf]:
+        """The first leaf of each field."""
         return {leaf.column: leaf for leaf in reversed(self.leaves)}
 
 
@@ -167,8 +164,8 @@ class ToolGraph:
                 is_named = len(leaf.tail) > 1 or any(stem(word) in named for word in words[:1])
                 if not words and isinstance(value, str):
                     words, is_named = self.relations.link(source.spec, leaf, fact.spec)
-                is_named = is_named and not leaf.is_own_code
                 if words:
+                    is_named = is_named and not leaf.is_own_code
                     edges.append(Edge(source, leaf, name, str(value), words[0], is_named))
         return edges
 

@@ -22,9 +22,10 @@ def invented_like(names: Sequence[str | int], taken: Collection[str], rng: Rando
     texts = [name for name in dict.fromkeys(names) if isinstance(name, str)]
     head = _shared(texts)
     end = _shared([text[len(head) :][::-1] for text in texts])[::-1]  # a folder, an ending
+    highest = max((name for name in names if isinstance(name, int)), default=0)
     parts = [text[len(head) : len(text) - len(end)] for text in texts]
     for _ in range(_TRIES if len(set(names)) >= _LEAST else 0):
-        made: str | int = _number(names, rng)
+        made: str | int = highest + rng.randint(2, max(9, highest // 2))  # beyond what may be counted through
         if len(texts) >= _LEAST:
             one, other = rng.sample(parts, 2)
             part = _name(one, other, rng)
@@ -39,12 +40,6 @@ def _shared(texts: Sequence[str]) -> str:
     """Return what all of the texts begin with."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     return "".join(letters[0] for letters in alike)
-
-
-def _number(names: Sequence[str | int], rng: Random) -> int:
-    """Return a number beyond what may be counted through."""
-    highest = max((name for name in names if isinstance(name, int)), default=0)
-    return highest + rng.randint(2, max(9, highest // 2))
 
 
 def _name(one: str, other: str, rng: Random) -> str:

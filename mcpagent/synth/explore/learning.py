@@ -17,16 +17,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.shown_values import shown_value, text_value
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.core.values import scalars
-from mcpagent.synth.explore.candidates import (
-    GIVEN,
-    GUESSED,
-    LIKELY,
-    POSSIBLE,
-    Candidates,
-    Shape,
-    Slot,
-    argument_shape,
-)
+from mcpagent.synth.explore.candidates import GUESSED, RANKS, Candidates, Shape, Slot, argument_shape
 from mcpagent.synth.explore.graph import Fact, Relations, Silence, ToolGraph, grouped
 from mcpagent.synth.explore.leaves import Leaf, codes_of, leaves_of
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
@@ -67,7 +58,7 @@ class _Tool:
         names = spec.input_schema.get("properties", {})
         self.shape = argument_shape(spec, [name for name in names if f"{spec.dotted}.{name}" in seed_values])
         for slot in self.shape.slots:
-            slot.add("named by the user", GIVEN, seed_values.get(f"{spec.dotted}.{slot.name}", ()))
+            slot.add("named by the user", RANKS[0], seed_values.get(f"{spec.dotted}.{slot.name}", ()))
             slot.add_own(places)
         self.rng = Random(derive_seed(seed, "learn", spec.dotted))
         self.facts: list[Fact] = []
@@ -143,21 +134,17 @@ async def learn(
     """
     readers = [spec for spec in cache.specs if spec.annotations.read_only]
     most = max(_LEAST, min(_ANSWERS, _CALLS // max(1, len(readers))))
-    tools = [
-        _Tool(spec, seed, most, seed_values or {}, (places or {}).get(spec.server, ())) for spec in readers
-    ]
+    named, paths = seed_values or {}, places or {}
+    tools = [_Tool(spec, seed, most, named, paths.get(spec.server, ())) for spec in readers]
     relations = Relations({spec.dotted: own_words(spec, cache.specs) for spec in cache.specs})
     learner = _Learner(seed, tools, relations, on_progress or (lambda *_: None))
     async with cache.session() as session:
         await learner.run(session)
     async with cache.session(generation=2) as later:
         await learner.drop_what_changes(later)
-    silences = [
-        Silence("not_read_only", "does not say that it only reads", (spec.dotted,))
-        for spec in cache.specs
-        if not spec.annotations.read_only
-    ]
-    return learner.graph(silences)
+    others = [spec.dotted for spec in cache.specs if not spec.annotations.read_only]
+    text = "does not say that it only reads"
+    return learner.graph([Silence("not_read_only", text, (tool,)) for tool in others])
 
 
 @dataclass
@@ -174,7 +161,7 @@ class _Learner:
     async def run(self, session: SynthSession) -> None:
         """Waves of calls, the likelier ones first, until there is nothing more to try."""
         is_first = True
-        while wave := next(filter(None, map(self._wave, (LIKELY, POSSIBLE, GUESSED))), None):
+        while wave := next(filter(None, map(self._wave, RANKS[1:])), None):
             results = await self._all(session, [(tool, attempt.arguments) for tool, attempt in wave])
             if is_first:
                 await self._ask_nonsense(session)

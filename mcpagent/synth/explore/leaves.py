@@ -157,8 +157,7 @@ def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
         indices = sorted(Random(derive_seed(seed, "items", place.expression)).sample(indices, most))
     fields = _fields_of(items)
     keys = _keys_of(fields)
-    first = [*items[0]][:_FIRST] if fields else []
-    apart = [key for key in keys if key in first][:1] or _pair_of(fields)
+    apart = [key for key in keys if key in [*items[0]][:_FIRST]][:1] or _pair_of(fields)
     kind = place.tail[-1] if place.tail and place.expression not in _WHOLE else ""
     for index in indices:
         names = tuple(str(fields[key][index]) for key in keys)
@@ -179,11 +178,11 @@ def _fields_of(items: Sequence[Any]) -> dict[str, list[Scalar]]:
     if not items or not all(isinstance(item, dict) for item in items):
         return {}
     told = {name: [item.get(name) for item in items] for name in items[0] if _FIELD.fullmatch(name)}
-
-    def is_short(value: Any) -> bool:
-        return type(value) in (str, int) and 0 < len(str(value)) <= _NAME
-
-    return {name: values for name, values in told.items() if all(map(is_short, values))}
+    return {
+        name: values
+        for name, values in told.items()
+        if all(type(value) in (str, int) and 0 < len(str(value)) <= _NAME for value in values)
+    }
 
 
 def _keys_of(fields: Mapping[str, Sequence[Scalar]]) -> list[str]:

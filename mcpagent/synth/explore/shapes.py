@@ -1,9 +1,5 @@
-"""Which questions there are about what was learned: of one call, of two, of what leads where, and which
-cannot be answered.
-
-Each shape draws a walk: the calls that answer it, which of their arguments come out of earlier results, the
-expression of the answer over the results (`core.placeholders`), and what is asked.
-"""
+"""Which questions there are about what was learned, each a walk (`walks`): of one call, of two, of what leads
+where, and which cannot be answered."""
 
 from __future__ import annotations
 
@@ -80,7 +76,7 @@ class Shapes:
             return None
         alike = self._by_spec[fact.spec.dotted]
         for other in rng.sample(alike, len(alike)):
-            each = other.same_as(leaf)
+            each = other.by_column.get(leaf.column)
             if each is None or each.value == leaf.value or choices_of(other) != choices_of(fact):
                 continue
             if each not in [asked for asked, _ in self._askable(other)]:
@@ -172,7 +168,7 @@ class Shapes:
 
     def forbidden(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return the wish to change what can only be read."""
-        same = (other.same_as(leaf) for other in self._by_spec[fact.spec.dotted])
+        same = (other.by_column.get(leaf.column) for other in self._by_spec[fact.spec.dotted])
         twins = [other.value for other in same if other and other.value != leaf.value]
         if not twins:
             return None

@@ -166,9 +166,7 @@ class _WalkSource:
     asked: Asked
     subjects: Subjects
     index: int = 0
-    solvable: int = 0
-    lacking: int = 0
-    changing: int = 0
+    made: Counter[str] = field(default_factory=Counter)  # of all, that lack something, that change something
     drawn: set[int] = field(default_factory=set)  # `text_digest` of their keys
     forms: Counter[str] = field(default_factory=Counter)
 
@@ -183,9 +181,7 @@ class _WalkSource:
         if walk is not None:
             self.drawn.add(text_digest(walk.key))
             self.forms[walk.form] += 1
-            self.lacking += bool(walk.lack)
-            self.solvable += not walk.lack
-            self.changing += bool(walk.reads)
+            self.made.update(all=1, lacking=bool(walk.lack), changing=bool(walk.reads))
         return walk
 
     def _fits(self, walk: Walk) -> bool:
@@ -195,7 +191,7 @@ class _WalkSource:
             text_digest(walk.key) not in self.drawn
             and self.asked.admits(walk)
             and all(self.split_of(subject) == self.split for subject in self._subjects(walk))
-            and not (walk.lack and (self.lacking + 1) * _LACKING > self.solvable + _LACKING)
+            and not (walk.lack and self.made["lacking"] * (_LACKING + 1) > self.made["all"])
         )
 
     def _subjects(self, walk: Walk) -> Collection[str]:
@@ -216,7 +212,7 @@ class _WalkSource:
 
     def _change(self, share: float) -> Walk | None:
         """A walk that changes something, if that is less than a share of all."""
-        if not self.learned.changes or self.changing > share * (self.solvable + self.lacking):
+        if not self.learned.changes or self.made["changing"] > share * self.made["all"]:
             return None
         learned = self.learned
         return draw_change(learned.changes, learned.graph, self.facts, self.shapes.taken, self._rng())

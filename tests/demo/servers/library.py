@@ -1,6 +1,6 @@
 """A library as a plain JSON-RPC program over stdio, without an SDK: six tools that only read.
 
-The number of books is its first argument, that of the random words about each, by default none, the second.
+The number of books is its first argument, that of the random words about each thing the second, by default none.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def tools_of(n_books: int, n_words: int) -> dict[str, tuple[dict[str, Any], Call
     authors = some_authors()
     books = some_books(n_books, authors, shelves)
     cards = some_cards(max(4, n_books // 2), books)
-    for book in books.values() if n_words else ():
-        book["about"] = " ".join(f"{RANDOM.randrange(16**6):x}" for _ in range(n_words))
+    for row in (*authors.values(), *books.values(), *cards.values()) if n_words else ():
+        row["about"] = " ".join(f"{RANDOM.randrange(16**6):x}" for _ in range(n_words))
 
     def contents(shelf: str) -> list[dict[str, str]]:
         return [
