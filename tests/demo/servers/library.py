@@ -1,6 +1,6 @@
 """A library as a plain JSON-RPC program over stdio, without an SDK: six tools that only read.
 
-The number of books is its first argument, that of the random words about each thing the second, by default none.
+The number of books is its first argument, of random words about each thing the second, by default none.
 """
 
 from __future__ import annotations
