@@ -44,7 +44,7 @@ def test_a_value_of_any_length_of_list_is_where_its_expression_says(length: int)
     leaves = leaves_of(answer, seed=4)
     for leaf in leaves:
         assert resolve_references("${" + leaf.at_step(1) + "}", {"step1": answer}) == leaf.value
-    numbers = {leaf.value: leaf for leaf in leaves if leaf.name == "tons"}
+    numbers = {int(leaf.value): leaf for leaf in leaves if leaf.name == "tons"}
     assert len(numbers) >= min(length, 100) and max(numbers) > 3 * (length - 1) * 0.9
     for tons, leaf in numbers.items():
         name = f"ship {(tons - 1) // 3}"  # as it was made above
