@@ -257,7 +257,7 @@ def test_servers_that_give_not_one_task_are_refused_with_what_works(tmp_path: Pa
 
 def test_results_of_thousands_of_tokens_are_refused_before_training_with_what_works(tmp_path: Path) -> None:
     notes: list[str] = []
-    tools = ToolsConfig(servers=servers_file(tmp_path, books=70, words=1000), read_only=("library",))
+    tools = ToolsConfig(servers=servers_file(tmp_path, books=70, words=500), read_only=("library",))
     explored = ExploredServers(tools=tools)
     job = cut_short(open_job(tmp_path / "run", seed=3, stages=noting(notes), explored=explored))
     with pytest.raises(UserError, match=r"a demonstration .* has \d+ tokens") as refused:
