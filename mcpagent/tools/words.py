@@ -27,9 +27,6 @@ _WRITING = _words(
     "undo redo commit push init clone bulk batch mark assign complete archive apply install borrow return "
     "book cancel renew"
 )
-_GIVES = _words(
-    "a an the one all any every each everything everybody everyone who what which where when whether how"
-)
 # What people outside hear of, or what cannot be undone by a copy of the data.
 _REACHES_OUT = _words(
     "buy call email invite mail notify order pay publish push sell send submit transfer trigger sms tweet "
@@ -82,8 +79,8 @@ def own_words(spec: ToolSpec, peers: Iterable[ToolSpec]) -> tuple[str, ...]:
 
 def seems_to_read(spec: ToolSpec, peers: Iterable[ToolSpec] = ()) -> bool:
     """Return whether a tool only reads, by what it says of itself, else by the verb that its name (after what
-    all of its `peers` begin with) or its description begins with, or if that begins with what the tool gives
-    ("One runner by bib number"). One that may execute what it is told does not seem to."""
+    all of its `peers` begin with) or its description begins with. One that may execute what it is told does
+    not seem to."""
     if spec.annotations.effect != "unmarked" or takes_language(spec):
         return spec.annotations.read_only
     words = name_words(spec.name)
@@ -93,11 +90,8 @@ def seems_to_read(spec: ToolSpec, peers: Iterable[ToolSpec] = ()) -> bool:
     named = [word for word in words[n if is_prefix else 0 :] if word not in name_words(spec.server)]
     if named and named[0] in _READING:
         return True
-    told = re.findall(r"[a-z]+", re.split(r"[.\n]", spec.description, maxsplit=1)[0].lower())
-    if told and _singular(told[0]) in _READING:
-        return _WRITING.isdisjoint(words)
-    said = {*words, *(form for word in told for form in (word, _singular(word), word[:-1], word[:-2]))}
-    return not _GIVES.isdisjoint(told[:1]) and said.isdisjoint(_WRITING | _REACHES_OUT)  # "is deleted"
+    told = re.findall(r"[a-z]+", spec.description.lower())[:1]
+    return any(_singular(word) in _READING for word in told) and _WRITING.isdisjoint(words)
 
 
 def stays_here(spec: ToolSpec) -> bool:

@@ -27,6 +27,7 @@ from mcpagent.tools.workspace import files_below
 GIVEN, LIKELY, POSSIBLE, GUESSED = RANKS = range(4)
 
 _CONFIGURED = "of the configuration"
+_EXAMPLES = ("examples", "quoted")  # of a schema
 _QUOTED = re.compile(r"(?<!\w)['\"`]([^'\"`\n]{1,60})['\"`](?!\w)")  # in what a schema says: an example
 _DEEPEST = 6  # of objects in objects
 _FILES = 60  # below a folder of the configuration
@@ -38,9 +39,10 @@ _REFUSALS = 5  # of values from one place, after which it is left alone
 @dataclass
 class Candidates:
     """Values for a parameter that come from one place, how soon they are tried (`rank`), and how often one
-    was accepted or refused."""
+    was accepted or refused. Those of an example may be of nothing that there is."""
 
     rank: int
+    is_example: bool = False
     values: dict[str, Any] = field(default_factory=dict)  # by repr
     accepted: int = 0
     refused: int = 0
@@ -61,7 +63,7 @@ class Slot:
     def add(self, label: str, rank: int, values: Iterable[Any]) -> None:
         """More values from a place."""
         for value in values:
-            listed = self.lists.setdefault(label, Candidates(rank)).values
+            listed = self.lists.setdefault(label, Candidates(rank, label in _EXAMPLES)).values
             if len(listed) < _MANY:
                 listed.setdefault(repr(value), value)
 
@@ -90,14 +92,14 @@ class Slot:
             self.add("enum", GIVEN, [value for value in enum if value is not None])
             return
         self.add("default", LIKELY, [self.schema["default"]] if self.schema.get("default") else [])
-        self.add("examples", LIKELY, self.schema.get("examples") or [])
+        self.add(_EXAMPLES[0], LIKELY, self.schema.get("examples") or [])
         quoted = _QUOTED.findall(str(self.schema.get("description", "")))
-        self.add("quoted", LIKELY, quoted if self.type == "string" and not self.is_sql else ())
+        self.add(_EXAMPLES[1], LIKELY, quoted if self.type == "string" and not self.is_sql else ())
         for place in places if self.type == "string" and not self.is_sql else ():
             files = files_below(Path(place), most=_FILES)
             self.add(_CONFIGURED, POSSIBLE, [place])
+            self.add(f"below {_CONFIGURED}", LIKELY, files)
             self.add(f"in {_CONFIGURED}", POSSIBLE, [f"{place.rstrip('/')}/{file}" for file in files])
-            self.add(f"below {_CONFIGURED}", POSSIBLE, files)
 
     def taking(self, value: Scalar) -> Any:
         """Return a value that another call gave, as the slot takes it."""

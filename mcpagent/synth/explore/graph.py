@@ -18,12 +18,14 @@ SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 
 @dataclass(frozen=True)
 class Fact:
-    """A call that gave an answer. It `is_sayable` if names say that its arguments are meant for it."""
+    """A call that gave an answer. It `is_sayable` if names say that its arguments are meant for it; `about`
+    is the parameter that tells the calls of its tool apart."""
 
     spec: ToolSpec
     arguments: JsonObject
     leaves: tuple[Leaf, ...] = ()
     is_sayable: bool = True
+    about: str = ""
 
     @property
     def given(self) -> Iterator[tuple[str, Any]]:
@@ -98,7 +100,8 @@ class Relations:
         named = self.tool_words[source.dotted]
         taken = [word for name in source.input_schema.get("properties", {}) for word in name_words(name)]
         about = tuple(word for word in named if word in taken and not leaf.levels)
-        return name_words(leaf.holder) or about or named[1:] or named
+        rest = tuple(word for word in named[1:] or named if word not in taken)  # emojis by category
+        return name_words(leaf.holder) or about or rest
 
     def shared(self, source: ToolSpec, leaf: Leaf, target: ToolSpec, parameter: str) -> list[str]:
         """Return the words which say that a value of a field is meant for a parameter: those of the tool and

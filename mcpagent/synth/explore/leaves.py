@@ -70,6 +70,11 @@ class Leaf:
         return column_of(self.expression)
 
     @property
+    def record(self) -> str:
+        """The column of the object that the value is a field of."""
+        return self.column.rpartition(".")[0]
+
+    @property
     def is_of_item(self) -> bool:
         """Whether it is told of one of several items of a list."""
         return any(not level.only for level in self.levels)

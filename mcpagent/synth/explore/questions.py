@@ -59,11 +59,18 @@ def is_choice(spec: ToolSpec, parameter: str) -> bool:
 
 
 def subject_of(fact: Fact) -> tuple[str, Any]:
-    """Return the parameter and the value that say what a call is about: of the only argument, or the only one
-    that is not a choice of a few values; the parameter is empty if there is no such one."""
+    """Return the parameter and the value that say what a call is about: of the only argument, the only one
+    that is not a choice of a few values, or the one that was seen to tell calls apart (`Fact.about`); the
+    parameter is empty if there is no such one."""
     free = [(name, value) for name, value in fact.given if not is_choice(fact.spec, name)]
+    free = [(name, value) for name, value in free if name == fact.about] or free
     given = free or [*fact.given]
     return given[0] if len(given) == 1 else ("", None)
+
+
+def called_by(leaf: Leaf, fact: Fact) -> str:
+    """Return what the thing that a value is of goes by: its item in a list, or what the call is about."""
+    return str([*(v for level in leaf.levels for _, v in level.called), subject_of(fact)[1]][0])
 
 
 def choices_of(fact: Fact) -> str:
@@ -79,11 +86,11 @@ def _in_brackets(given: Sequence[tuple[str, Any]]) -> str:
 
 
 def field_of(leaf: Leaf) -> str:
-    """Return what the field of a leaf is called: by its words, or if they are no words as the server writes
-    it: `due date` for `due_date`, `wind speed` for `wind.speed`, `"temp2m"`. Empty for none."""
+    """Return what the field of a leaf is called: `due date` for `due_date`, `wind speed` for `wind.speed`.
+    Empty if nobody would say it: for none, and for what is no words, such as `temp2m`."""
     words = spaced("_".join(leaf.tail[-2:]))
     is_plain = words.replace(" ", "").isalpha() and len(words.split()) <= _FIELD_WORDS
-    return "" if not leaf.name else words if is_plain else f'"{".".join(leaf.tail[-2:])}"'
+    return words if leaf.name and is_plain else ""
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ class Namer:
         if is_bare and is_words(value) and not is_choice(fact.spec, parameter):
             return said_value(value)
         words = ("", *self.relations.tool_words[fact.spec.dotted])
-        is_id = " " not in name and name not in words and len(words) > 2 and "/" not in str(value)
+        is_id = " " not in name and name not in words and len(words) > 2 and str(value).isdecimal()
         return f"{self.kind_of(fact) or (f'{words[-1]} {name}' if is_id else name)} {said_value(value)}"
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
@@ -127,10 +134,11 @@ class Namer:
         kind = (named or (around if " " not in spaced(key) and len(around) == 1 else [spaced(key)]))[0]
         return f"of {said_value(value)}" if is_words(value) else f"of {kind} {said_value(value)}"
 
-    def owner_of(self, leaf: Leaf, fact: Fact, about: str | None = None) -> str:
+    def owner_of(self, leaf: Leaf, fact: Fact, about: str | None = None, *, is_brief: bool = False) -> str:
         """Return what a value is of: the item of a list, or what the call is about (`about`, if that is not
-        its arguments), and in brackets what else the call is given. Empty if nobody can say it: lists in
-        lists, items without names, and another thing of the kind that was asked about."""
+        its arguments), and in brackets what else the call is given, unless of an item `is_brief`. Empty if
+        nobody can say it: lists in lists, items without names, and another thing of the kind that was asked
+        about."""
         level = leaf.levels[0] if leaf.levels else None
         if len(leaf.levels) > 1 or len(leaf.tail) > 2 or _is_of_another(leaf, fact):
             return ""
@@ -141,14 +149,18 @@ class Namer:
             return ""
         # A table says where to look: two rows that are called alike are not asked about.
         said = " ".join(folded(str(value)) for _, value in level.called)
+        is_brief = is_brief and any(
+            c.isupper() or c.isspace() for _, value in level.called for c in str(value)
+        )
         given = [(self._kind(fact.spec, name) or name, value) for name, value in fact.given]
-        rest = [(name, v) for name, v in given if not table_of(v) and folded(str(v)) not in said]
+        rest = [
+            (name, v) for name, v in given if not table_of(v) and folded(str(v)) not in said and not is_brief
+        ]
         return f" {self.item_of(level, fact, leaf)}{_in_brackets(rest)}"
 
-    def goal_of(self, leaf: Leaf, fact: Fact, *, about: str | None = None, called: str = "") -> str:
-        """Return the value of a leaf as a noun: `the captain of Mistral`; empty if it cannot be said. It is
-        `called` as its field is, if nothing else is given."""
-        field, owner = called or field_of(leaf), self.owner_of(leaf, fact, about)
+    def goal_of(self, leaf: Leaf, fact: Fact, *, about: str | None = None, is_brief: bool = False) -> str:
+        """Return the value of a leaf as a noun: `the captain of Mistral`; empty if it cannot be said."""
+        field, owner = field_of(leaf), self.owner_of(leaf, fact, about, is_brief=is_brief)
         return f"the {field}{owner}" if field and owner else ""
 
     def reached(self, edge: Edge, about: str | None) -> str:
@@ -194,7 +206,8 @@ def is_worth_asking(leaf: Leaf, fact: Fact) -> bool:
     if is_default or is_told or str(leaf.value) in map(str, places):
         return False
     text = str(leaf.value)
-    return 1 < len(text) <= SHORT and any(map(str.isalnum, text)) and not is_of_today(text)
+    is_whole = text[:1] not in "[{(" and text[-1:] not in ".,;:"  # no part of a sentence, no list
+    return is_whole and 1 < len(text) <= SHORT and any(map(str.isalnum, text)) and not is_of_today(text)
 
 
 def is_of_today(text: str) -> bool:

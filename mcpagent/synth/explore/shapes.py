@@ -16,6 +16,7 @@ from mcpagent.synth.explore.invented import invented_like, known_values
 from mcpagent.synth.explore.leaves import Leaf, column_of, is_words
 from mcpagent.synth.explore.questions import (
     Namer,
+    called_by,
     choices_of,
     field_of,
     is_choice,
@@ -197,10 +198,16 @@ class Shapes:
                 and not self._is_identifier(leaf)
                 and self._is_clear(leaf, fact)
                 and self._is_told_apart(leaf, fact)
-                and (goal := self.namer.goal_of(leaf, fact))
-                and len(self._values[goal.casefold()]) == 1
+                and not self._has_two_numbers(leaf, fact)
+                and (goal := self._goal(leaf, fact))
             ]
         return self._askable_of[id(fact)]
+
+    def _goal(self, leaf: Leaf, fact: Fact) -> str:
+        """Return what is asked for, of an item without the list that it is in if that is clear; empty if two
+        tools tell it differently."""
+        goals = [self.namer.goal_of(leaf, fact, is_brief=is_brief) for is_brief in (True, False)]
+        return next((goal for goal in goals if goal and len(self._values[goal.casefold()]) == 1), "")
 
     def _is_identifier(self, leaf: Leaf) -> bool:
         """Whether a value is for tools rather than for people: no words, in a field that is called as a
@@ -235,6 +242,29 @@ class Shapes:
         columns = [(fact.spec.dotted, column_of(f"{rows}[].{key}")) for rows, key in keys]
         return self._repeated.isdisjoint(columns)
 
+    def _has_two_numbers(self, leaf: Leaf, fact: Fact) -> bool:
+        """Whether what goes by a number has another one like it, as the row of a sheet and what stands in it:
+        nobody could say which of them is meant."""
+        return called_by(leaf, fact).isdecimal() and (fact.spec.dotted, leaf.record) in self._numbered
+
+    @cached_property
+    def _numbered(self) -> set[tuple[str, str]]:
+        """(tool, record) with a whole number that tells things apart, in the range of those they go by."""
+        told: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
+        for fact in self.graph.facts:
+            for leaf in fact.leaves:
+                name, value = called_by(leaf, fact), str(leaf.value)
+                if name.isdecimal() and value.isdecimal() and name != value:
+                    key = (fact.spec.dotted, leaf.record, leaf.column)
+                    told.setdefault(key, set()).add((int(name), int(value)))
+        numbered: set[tuple[str, str]] = set()
+        for (tool, record, _), pairs in told.items():
+            names, values = {name for name, _ in pairs}, {value for _, value in pairs}
+            within = sum(min(names) <= value <= max(names) for value in values)
+            if len(values) > max(2, 0.8 * len(pairs)) and within > len(values) / 2:
+                numbered.add((tool, record))
+        return numbered
+
     @cached_property
     def _repeated(self) -> set[tuple[str, str]]:
         """(tool, column) of which several items of one list have a value."""
@@ -250,7 +280,8 @@ class Shapes:
         told: dict[str, set[str]] = {}
         for fact in self.graph.facts:
             for leaf in fact.leaves:
-                told.setdefault(self.namer.goal_of(leaf, fact).casefold(), set()).add(str(leaf.value))
+                for goal in {self.namer.goal_of(leaf, fact, is_brief=is_brief) for is_brief in (True, False)}:
+                    told.setdefault(goal.casefold(), set()).add(str(leaf.value))
         return told
 
     @cached_property

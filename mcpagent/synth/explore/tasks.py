@@ -21,7 +21,7 @@ from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
 from mcpagent.synth.explore.walks import Subjects, Walk, about
-from mcpagent.synth.tasks.inspect import answer_facts, stands_in
+from mcpagent.synth.tasks.inspect import answer_facts
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task, task_id
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, anonymous, replaced_in, says_no
@@ -253,31 +253,19 @@ class _WalkSource:
         return None
 
     async def _without(self, task: Task, walk: Walk) -> Task | Rejection:
-        """Take away every tool of the server, if there are others and training sees it; else those that give
-        the answer or a field of its name, take it as an argument, execute what they are told, or were not
-        seen at all."""
-        graph, facts, fact = self.learned.graph, answer_facts(task), walk.steps[-1].fact
-        of_server = {spec.dotted for spec in self.offer.catalog.values() if spec.server == fact.spec.server}
+        """Take away every tool of the server, and of the others those that tell the answer or execute what
+        they are told: a wish of another server's domain."""
+        facts, server = answer_facts(task), walk.steps[-1].fact.spec.server
+        telling = {spec.dotted for spec in self.offer.catalog.values() if spec.server == server}
         named = list(dict.fromkeys(names[0] for seen in walk.seen for names in seen.about))
-        is_unseen = fact.spec.server in self.offer.unseen_servers  # whose other tools stay
-        if len(of_server) < len(self.offer.catalog) and not is_unseen:
-            telling = of_server
-        else:
-            asked = {leaf.name for leaf in fact.leaves if any(stands_in(f, str(leaf.value)) for f in facts)}
-            telling = {fact.spec.dotted, *(tool for silence in graph.silences for tool in silence.tools)}
-            for other in graph.facts:
-                parameters = other.spec.input_schema.get("properties", {})
-                if not asked.isdisjoint([*parameters, *(leaf.name for leaf in other.leaves)]):
-                    telling.add(other.spec.dotted)
         async with self.learned.cache.session(only_reads=True) as session:
             for spec in self._readers(*telling):
                 if takes_language(spec) or await telling_call(session, spec, named, facts) is not None:
                     telling.add(spec.dotted)
         tools = self.offer.tools_for(set(), seed=derive_seed(self.seed, walk.key), withheld=telling)
-        if not tools or (is_unseen and of_server <= telling):
-            return Rejection(RejectCode.STILL_ANSWERABLE, f"every tool that is left may give {facts!r}")
-        withheld = sorted(telling & {spec.dotted for spec in self.offer.catalog.values()})
-        return abstaining(task, tools, offer=self.offer, withheld=withheld)
+        if not tools or server in self.offer.unseen_servers:
+            return Rejection(RejectCode.STILL_ANSWERABLE, f"no tool is left but those of {server}")
+        return abstaining(task, tools, offer=self.offer, withheld=sorted(telling))
 
     def _readers(self, *without: str) -> list[ToolSpec]:
         """The other tools that only read."""

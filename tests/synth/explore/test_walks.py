@@ -105,15 +105,12 @@ def test_a_chain_names_only_where_it_begins_and_what_is_wanted(port: GeneratedDa
 def test_what_cannot_be_done_reads_like_what_can(port: GeneratedData) -> None:
     tasks = port.tasks["train"]
     refusing = [task for task in tasks if task.truth.is_refusal]
-    assert {task.extra_info["shape"] for task in refusing} >= {"missing_function", "forbidden"}
+    assert {task.extra_info["shape"] for task in refusing} == {"forbidden"}, "another tool of it may tell"
     assert len(refusing) <= len(tasks) / 3
     forbidden = of_shape(port, "forbidden")
     assert all("port.sink_ship" not in (task.offered_tools or ()) for task in forbidden)
     told = of_shape(port, "told")
     assert told and all(task.truth.quiet_turns == (0,) and task.truth.user_turns for task in told)
-    # The sentence that states the form gives nothing away: it is that of a question with an answer.
-    forms = {question(task).rpartition("\n")[2] for task in of_shape(port, "missing_function")}
-    assert forms <= {question(task).rpartition("\n")[2] for task in of_shape(port, "single")}
 
 
 SAILORS = {
