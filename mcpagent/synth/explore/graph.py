@@ -19,7 +19,7 @@ SELECT = "SELECT * FROM "  # the statement that is tried where SQL is asked for
 @dataclass(frozen=True)
 class Fact:
     """A call that gave an answer. It `is_sayable` if names say that its arguments are meant for it; `about`
-    is the parameter that tells the calls of its tool apart."""
+    is the parameter that has the most values, which tells the calls of its tool apart."""
 
     spec: ToolSpec
     arguments: JsonObject

@@ -20,7 +20,7 @@ from mcpagent.core.values import scalars
 from mcpagent.synth.explore.candidates import GUESSED, RANKS, Candidates, Shape, Slot, argument_shape
 from mcpagent.synth.explore.graph import Fact, Relations, Silence, ToolGraph, grouped
 from mcpagent.synth.explore.leaves import Leaf, codes_of, leaves_of
-from mcpagent.synth.tasks.inspect import stands_in
+from mcpagent.synth.tasks.inspect import stands_in, values_of, widest
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
 from mcpagent.tools.wire import head_of
@@ -34,7 +34,6 @@ _LEAST = 4  # answers of a tool, however many tools there are
 _PATIENCE = 10  # refusals that a tool may begin with
 _DRAWS = 400  # of values for several parameters
 _SPARE = 4  # and further ones for each optional parameter
-_MANY_TIMES = 3  # as many values, of a parameter that tells calls apart
 _LONGEST = 200  # characters of a value that is passed on
 
 SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
@@ -263,21 +262,11 @@ class _Learner:
         silent = [tool for tool in self.tools if tool.is_vain or not tool.facts]
         graph.silences = grouped([*map(_why_nothing, silent), *silences])
         for tool in (tool for tool in self.tools if tool not in silent):
-            about = _about(tool.facts)
+            values = values_of((fact.spec.dotted, fact.arguments) for fact in tool.facts)
+            about = widest(values[tool.spec.dotted]) if values else ""
             for fact in tool.facts:
                 graph.add(replace(fact, about=about))
         return graph
-
-
-def _about(facts: Sequence[Fact]) -> str:
-    """Return the parameter that tells the calls of a tool apart: the one with several times as many values as
-    each other one. Empty if there is none."""
-    values: dict[str, set[str]] = {}
-    for name, value in (each for fact in facts for each in fact.given):
-        values.setdefault(name, set()).add(str(value))
-    names = sorted(values, key=lambda name: -len(values[name]))
-    is_clear = len(names) > 1 and len(values[names[0]]) >= _MANY_TIMES * len(values[names[1]])
-    return names[0] if is_clear else ""
 
 
 def _told(result: ToolResult) -> dict[str, Any]:
