@@ -243,13 +243,13 @@ class Shapes:
         return self._repeated.isdisjoint(columns)
 
     def _has_two_numbers(self, leaf: Leaf, fact: Fact) -> bool:
-        """Whether what goes by a number has another one like it, as the row of a sheet and what stands in it:
-        nobody could say which of them is meant."""
-        return called_by(leaf, fact).isdecimal() and (fact.spec.dotted, leaf.record) in self._numbered
+        """Whether what goes by a number has another one like it, as the row of a sheet and what stands there."""
+        place = f"{fact.spec.dotted} {leaf.record}."
+        return called_by(leaf, fact).isdecimal() and place.startswith(self._numbered)
 
     @cached_property
-    def _numbered(self) -> set[tuple[str, str]]:
-        """(tool, record) with a whole number that tells things apart, in the range of those they go by."""
+    def _numbered(self) -> tuple[str, ...]:
+        """Tools and records with a number that tells things apart, in the range of those they go by."""
         told: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
         for fact in self.graph.facts:
             for leaf in fact.leaves:
@@ -257,13 +257,13 @@ class Shapes:
                 if name.isdecimal() and value.isdecimal() and name != value:
                     key = (fact.spec.dotted, leaf.record, leaf.column)
                     told.setdefault(key, set()).add((int(name), int(value)))
-        numbered: set[tuple[str, str]] = set()
+        numbered = list[str]()
         for (tool, record, _), pairs in told.items():
             names, values = {name for name, _ in pairs}, {value for _, value in pairs}
             within = sum(min(names) <= value <= max(names) for value in values)
             if len(values) > max(2, 0.8 * len(pairs)) and within > len(values) / 2:
-                numbered.add((tool, record))
-        return numbered
+                numbered.append(f"{tool} {record}.")
+        return tuple(numbered)
 
     @cached_property
     def _repeated(self) -> set[tuple[str, str]]:

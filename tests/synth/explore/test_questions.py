@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from datetime import date
 from random import Random
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import Field
 
 from mcpagent.core.tasks import Task
 from mcpagent.core.tools import ToolSpec
@@ -153,6 +154,72 @@ def test_a_thing_goes_by_what_tells_it_apart_in_every_list() -> None:
     assert world.calls["notes_on"] and not [goal for goal in asked if " ali " in goal or " bo " in goal], (
         "of Elm, ali wrote both"
     )
+
+
+def asked_of(world: World) -> set[str]:
+    return {walk.goal for walk in drawn(world) if not walk.lack}
+
+
+@pytest.mark.parametrize("pay", ["pay", "terms"])
+def test_what_goes_by_a_number_is_not_asked_about_if_it_has_another_like_it(pay: str) -> None:
+    def list_rows() -> dict[str, list[int]]:
+        """The rows of the sheet."""
+        return {"rows": list(range(4, 20))}
+
+    def get_row(row: int) -> dict[str, Any]:
+        """One row of the sheet."""
+        if row not in range(4, 20):
+            raise ToolError("no such row")
+        money = 900 + 17 * row
+        return {
+            "num": row - shift,
+            "maker": f"Maker {row:c}x",
+            pay: money if pay == "pay" else {"sum": money},
+        }
+
+    shift = 1
+    assert not asked_of(World("sheet", list_rows, get_row)), "row 7 has number 6, and number 7 is in row 8"
+    shift = 4000
+    assert asked_of(World("sheet", list_rows, get_row)), "nobody takes -3993 for a row"
+
+
+def test_where_a_thing_is_listed_is_said_only_if_its_name_alone_is_unclear() -> None:
+    harvest = {"north": {"Ada Berg": 310, "Bo Lund": 420}, "south": {"Ada Berg": 515, "Kit Moe": 640}}
+
+    def growers(side: Literal["north", "south"]) -> list[dict[str, Any]]:
+        """The growers of a side."""
+        return [{"name": name, "litres": litres} for name, litres in harvest[side].items()]
+
+    asked = asked_of(World("hill", growers))
+    assert {"the litres of Bo Lund", "the litres of Kit Moe", "the litres of Ada Berg (side north)"} <= asked
+    assert "the litres of Ada Berg" not in asked
+
+
+def test_of_several_arguments_a_question_is_about_the_one_that_tells_things_apart() -> None:
+    people = {("lead", "Ada Berg"): "Riga", ("lead", "Bo Lund"): "Bonn", ("lead", "Kit Moe"): "Oslo"}
+
+    def names(stage: str = "lead") -> dict[str, Any]:
+        """Names."""
+        return {"stage": "lead", "names": [name for _, name in people]}
+
+    def person(stage: str, name: str) -> dict[str, Any]:
+        """One person of a stage."""
+        if (stage, name) not in people:
+            raise ToolError("nobody")
+        return {"town": people[stage, name]}
+
+    assert "the town of Bo Lund (stage lead)" in asked_of(World("desk", names, person))
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_an_example_of_a_schema_is_asked_about_only_if_the_result_is_of_it(is_told: bool) -> None:
+    def search(firm: Annotated[str, Field(description="A firm, such as 'Acme'")]) -> dict[str, Any]:
+        """Search the firms."""
+        if not firm.startswith("A"):
+            raise ToolError("none")
+        return {**({"firm": firm} if is_told else {}), "chair": "Lea Roe", "founded": 1923}
+
+    assert bool(asked_of(World("trade", search))) is is_told
 
 
 def drawn(world: World, **weights: float) -> list[Walk]:
