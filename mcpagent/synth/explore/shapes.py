@@ -243,7 +243,7 @@ class Shapes:
         return self._repeated.isdisjoint(columns)
 
     def _has_two_numbers(self, leaf: Leaf, fact: Fact) -> bool:
-        """Whether what goes by a number has another one like it, as the row of a sheet and what stands there."""
+        """Whether what goes by a number has another like it, as the row of a sheet and what stands there."""
         place = f"{fact.spec.dotted} {leaf.record}."
         return called_by(leaf, fact).isdecimal() and place.startswith(self._numbered)
 
