@@ -249,6 +249,29 @@ ELSEWHERE = {
     "mcpagent gen-data --explore --servers mcp.json --heldout-server library --out data/unseen": (
         "tests/synth/test_heldout_servers.py"
     ),
+    "mcpagent eval checkpoint outputs/grpo@latest --data data/unseen --temperature 1 --seed 1": REAL,
+    "mcpagent eval compare before/judged.json after/judged.json": INSTALL,
+    (
+        "mcpagent gen-data --explore --servers mcp.json --yes-read-only --heldout-server recipes "
+        "--heldout-server observatory --train 200 --validation 48 --heldout 200 --seed 1 --out "
+        "data/unseen"
+    ): REAL,
+    (
+        "mcpagent train --algo sft --mode lora --model MODEL --data data/unseen --out outputs/sft "
+        "--seed 1 --set rollout.tool_format=json --set model.dtype=bfloat16 --set training.max_steps=24 "
+        "--set training.max_epochs=2 --set training.batch_size=8 --set optimization.learning_rate=2e-4 "
+        "--set training.warmup_steps=0 --set training.save_frequency=8"
+    ): REAL,
+    (
+        "mcpagent train --mode lora --model outputs/sft@8 --data data/unseen --out outputs/grpo --seed "
+        "1 --set rollout.tool_format=json --set model.dtype=bfloat16 --set grpo.loss=dr_grpo --set "
+        "training.max_steps=21 --set training.max_epochs=2 --set training.batch_size=4 --set "
+        "rollout.group_size=8 --set optimization.learning_rate=5e-5 --set training.warmup_steps=2 --set "
+        "rollout.max_new_tokens=128"
+    ): REAL,
+    "python -m benchmarks.gpu --only run": GPU,
+    "python -m examples.bfcl MODEL --single-turn --max-tasks 50 --package bfcl --out before": INSTALL,
+    "python -m examples.bfcl outputs/mine --single-turn --max-tasks 50 --package bfcl --out after": INSTALL,
     "mcpagent gen-data --explore --servers mcp.json --config notes.yaml": (
         "tests/synth/explore/test_changes.py"
     ),

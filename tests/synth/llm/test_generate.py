@@ -262,8 +262,8 @@ def test_tools_of_the_users_own_that_change_something_are_called_only_where_that
 
 def test_servers_of_ones_own_are_asked_about_by_a_model_if_there_is_an_endpoint(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
-    args = ["-m", "mcpagent.cli.main", "serve", "slack", "--limited"]
-    config.write_text(json.dumps({"mcpServers": {"slack": {"command": sys.executable, "args": args}}}))
+    args = ["-m", "mcpagent.cli.main", "serve", "polygon"]
+    config.write_text(json.dumps({"mcpServers": {"polygon": {"command": sys.executable, "args": args}}}))
 
     def command(out: str, *more: str) -> list[str]:
         counts = ["--train", "4", "--validation", "0", "--heldout", "2"]
