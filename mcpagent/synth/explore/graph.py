@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from mcpagent.core.placeholders import format_value
 from mcpagent.core.records import JsonObject
 from mcpagent.core.tools import ToolSpec
 from mcpagent.core.values import scalars
@@ -31,6 +32,11 @@ class Fact:
     def given(self) -> Iterator[tuple[str, Any]]:
         """(parameter, value) of the scalars among the arguments, those in lists and objects too."""
         return ((name, item) for name, value in self.arguments.items() for item in scalars(value))
+
+    @property
+    def subject(self) -> str:
+        """What the call is about, as text; empty if nothing tells it apart."""
+        return format_value(self.arguments[self.about]) if self.about in self.arguments else ""
 
     @cached_property
     def by_column(self) -> dict[str, Leaf]:

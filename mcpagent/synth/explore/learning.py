@@ -17,7 +17,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.shown_values import shown_value, text_value
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.core.values import scalars
-from mcpagent.synth.explore.candidates import GUESSED, RANKS, Candidates, Shape, Slot, argument_shape
+from mcpagent.synth.explore.candidates import GUESSED, LIKELY, RANKS, Candidates, Shape, Slot, argument_shape
 from mcpagent.synth.explore.graph import Fact, Relations, Silence, ToolGraph, grouped
 from mcpagent.synth.explore.leaves import Leaf, codes_of, leaves_of
 from mcpagent.synth.tasks.inspect import stands_in, values_of, widest
@@ -35,6 +35,7 @@ _PATIENCE = 10  # refusals that a tool may begin with
 _DRAWS = 400  # of values for several parameters
 _SPARE = 4  # and further ones for each optional parameter
 _LONGEST = 200  # characters of a value that is passed on
+_VARIED = 4  # values of an optional parameter that are tried on a call that was answered
 
 SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
 
@@ -49,8 +50,8 @@ class _Attempt:
 
 class _Tool:
     """A tool that is being learned: `answers` has by its arguments what it said, both as JSON, `errors` the
-    refusals, `nonsense` what it says of a name that nothing has, and it `is_vain` if it never answers twice
-    alike."""
+    refusals, `nonsense` what it says of a name that nothing has, `decided` the columns that an optional
+    parameter tells otherwise, and it `is_vain` if it never answers twice alike."""
 
     def __init__(
         self, spec: ToolSpec, seed: int, most: int, seed_values: SeedValues, places: Sequence[str]
@@ -67,6 +68,7 @@ class _Tool:
         self.refused = self.cut = 0
         self.errors: list[str] = []
         self.nonsense: str | None = None
+        self.decided: set[str] = set()
         self.is_vain = False
         self._tried: set[str] = set()
 
@@ -141,6 +143,7 @@ async def learn(
     learner = _Learner(seed, tools, relations, on_progress or (lambda *_: None))
     async with cache.session() as session:
         await learner.run(session)
+        await learner.vary(session)
     async with cache.session(generation=2) as later:
         await learner.drop_what_changes(later)
     others = [spec.dotted for spec in cache.specs if not spec.annotations.read_only]
@@ -204,8 +207,7 @@ class _Learner:
             return
         for _, place, _ in attempt.given:
             place.accepted += 1
-        told = _told(result)
-        leaves = leaves_of(told, seed=derive_seed(self.seed, tool.spec.dotted))
+        leaves = self._leaves(tool, result)
         is_sayable = all(
             place.rank < GUESSED
             and any(map(str.isalnum, str(value)))
@@ -213,7 +215,7 @@ class _Learner:
             for _, place, value in attempt.given
         )
         fact = Fact(tool.spec, attempt.arguments, leaves, is_sayable)
-        self._learn(tool.spec, [*leaves, *codes_of(told)])
+        self._learn(tool.spec, [*leaves, *codes_of(_told(result))])
         if result.truncated_chars:
             tool.cut += 1
             return
@@ -247,6 +249,25 @@ class _Learner:
             ]
         return self.takers[label]
 
+    async def vary(self, session: SynthSession) -> None:
+        """Give optional parameters to calls that were answered without: a question that leaves out what
+        decides the answer has several."""
+        for tool in self.tools:
+            varied = [
+                (fact, {**fact.arguments, slot.name: value})
+                for fact in [*tool.facts[:1], *tool.facts[1:][-1:]]
+                for slot in tool.shape.optional
+                for _, value in slot.values(LIKELY)[:_VARIED]
+            ]
+            results = await self._all(session, [(tool, arguments) for _, arguments in varied])
+            for (fact, _), result in zip(varied, results, strict=True):
+                is_told = not (result.is_error or says_no(result))
+                told = {leaf.spot: leaf.value for leaf in self._leaves(tool, result) if is_told}
+                tool.decided |= {o.column for o in fact.leaves if told.get(o.spot, o.value) != o.value}
+
+    def _leaves(self, tool: _Tool, result: ToolResult) -> tuple[Leaf, ...]:
+        return leaves_of(_told(result), seed=derive_seed(self.seed, tool.spec.dotted))
+
     async def drop_what_changes(self, later: SynthSession) -> None:
         """Take out the tools whose answers are not the same when they are asked again."""
         for tool in self.tools:
@@ -265,7 +286,8 @@ class _Learner:
             values = values_of((fact.spec.dotted, fact.arguments) for fact in tool.facts)
             about = widest(values[tool.spec.dotted]) if values else ""
             for fact in tool.facts:
-                graph.add(replace(fact, about=about))
+                leaves = tuple(leaf for leaf in fact.leaves if leaf.column not in tool.decided)
+                graph.add(replace(fact, leaves=leaves, about=about))
         return graph
 
 

@@ -5,7 +5,6 @@ A result is read as the model is shown it (`core.shown_values`).
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,14 +32,15 @@ _NOTHING = ("", "none", "null", "nan", "n/a", "undefined", "true", "false")  # a
 @dataclass(frozen=True)
 class Level:
     """A list that a value lies in: its expression `rows`, the name `kind` that it goes by, and the item of
-    it, which is number `index` or the `only` one. If a field tells the items apart, or two together, `called`
-    has it with its value, and `names` the values of all fields that do alone."""
+    it, which is number `index` or the `only` one. `called` is the value of the field `key` that tells the
+    items apart, if there is one, and `names` are those of all fields that do."""
 
     rows: str
     kind: str
     index: int
     only: bool = False
-    called: tuple[tuple[str, Scalar], ...] = ()
+    key: str = ""
+    called: Scalar | None = None
     names: tuple[str, ...] = ()
 
 
@@ -73,6 +73,11 @@ class Leaf:
     def record(self) -> str:
         """The column of the object that the value is a field of."""
         return self.column.rpartition(".")[0]
+
+    @property
+    def spot(self) -> tuple[Any, ...]:
+        """Where it stands in any list of the same items."""
+        return (self.column, *(level.called for level in self.levels))
 
     @property
     def is_of_item(self) -> bool:
@@ -162,18 +167,18 @@ def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
         indices = sorted(Random(derive_seed(seed, "items", place.expression)).sample(indices, most))
     fields = _fields_of(items)
     keys = _keys_of(fields)
-    apart = [key for key in keys if key in [*items[0]][:_FIRST]][:1] or _pair_of(fields)
+    called = next((key for key in keys if key in [*items[0]][:_FIRST]), "")
     kind = place.tail[-1] if place.tail and place.expression not in _WHOLE else ""
     for index in indices:
         names = tuple(str(fields[key][index]) for key in keys)
         level = Level(place.expression, kind, index, len(items) == 1, names=names)
         spot = Leaf(f"{place.expression}[{index}]", "", (), (*place.levels, level))
-        if not apart:
+        if not called:
             yield from _walk(items[index], spot, seed)
             continue
-        named = replace(level, called=() if level.only else tuple((key, fields[key][index]) for key in apart))
+        named = level if level.only else replace(level, key=called, called=fields[called][index])
         for name in filter(_FIELD.fullmatch, items[index]):
-            itself = level if name in apart else named
+            itself = level if name == called else named
             below = Leaf(f"{spot.expression}.{name}", "", (name,), (*place.levels, itself))
             yield from _walk(items[index][name], below, seed)
 
@@ -202,14 +207,3 @@ def _keys_of(fields: Mapping[str, Sequence[Scalar]]) -> list[str]:
         and all(words[name].isdisjoint(theirs) for other, theirs in texts.items() if other != name)
     ]
     return sorted(keys, key=lambda name: len(words[name]) < len(texts[name]))
-
-
-def _pair_of(fields: Mapping[str, Sequence[Scalar]]) -> tuple[str, ...]:
-    """Return the first two fields of texts that tell items apart together: the ends of a way, the day and
-    what was done."""
-    texts = [name for name, values in fields.items() if all(isinstance(value, str) for value in values)]
-    for pair in itertools.combinations(texts, 2):
-        values = [*zip(*map(fields.__getitem__, pair), strict=True)]
-        if len({*values}) == len(values) > 1:
-            return pair
-    return ()

@@ -70,7 +70,8 @@ def subject_of(fact: Fact) -> tuple[str, Any]:
 
 def called_by(leaf: Leaf, fact: Fact) -> str:
     """Return what the thing that a value is of goes by: its item in a list, or what the call is about."""
-    return str([*(v for level in leaf.levels for _, v in level.called), subject_of(fact)[1]][0])
+    names = [level.called for level in leaf.levels if level.called is not None]
+    return str([*names, subject_of(fact)[1]][0])
 
 
 def choices_of(fact: Fact) -> str:
@@ -123,16 +124,13 @@ class Namer:
         return f"{self.kind_of(fact) or (f'{words[-1]} {name}' if is_id else name)} {said_value(value)}"
 
     def item_of(self, level: Level, fact: Fact, leaf: Leaf) -> str:
-        """Return what an item of a list is called: `of Aurora`, `of ship 4013`, `of ship id 4013`, `for from
-        Genoa and to Riga`."""
-        if len(level.called) > 1:
-            return f"for {' and '.join(f'{spaced(key)} {said_value(value)}' for key, value in level.called)}"
-        [(key, value)] = [*level.called]
+        """Return what an item of a list is called: `Aurora`, `ship 4013`, `ship id 4013`."""
+        key, value = level.key, level.called
         tables = [name_words(table) for _, given in fact.given if (table := table_of(given))]
         around = tables[0] if tables else self.relations.around(fact.spec, leaf)
         named = [word for word in around if word in name_words(key)]
         kind = (named or (around if " " not in spaced(key) and len(around) == 1 else [spaced(key)]))[0]
-        return f"of {said_value(value)}" if is_words(value) else f"of {kind} {said_value(value)}"
+        return said_value(value) if is_words(value) else f"{kind} {said_value(value)}"
 
     def owner_of(self, leaf: Leaf, fact: Fact, about: str | None = None, *, is_brief: bool = False) -> str:
         """Return what a value is of: the item of a list, or what the call is about (`about`, if that is not
@@ -145,18 +143,16 @@ class Namer:
         if level is None or (level.only and _is_the_one(leaf, fact)):
             about = self.thing_of(fact) if about is None else about
             return f" {'of' if subject_of(fact)[0] else 'for'} {about}{choices_of(fact)}" if about else ""
-        if not level.called:
+        if level.called is None:
             return ""
         # A table says where to look: two rows that are called alike are not asked about.
-        said = " ".join(folded(str(value)) for _, value in level.called)
-        is_brief = is_brief and any(
-            c.isupper() or c.isspace() for _, value in level.called for c in str(value)
-        )
+        said = folded(str(level.called))
+        is_brief = is_brief and any(c.isupper() or c.isspace() for c in str(level.called))
         given = [(self._kind(fact.spec, name) or name, value) for name, value in fact.given]
         rest = [
             (name, v) for name, v in given if not table_of(v) and folded(str(v)) not in said and not is_brief
         ]
-        return f" {self.item_of(level, fact, leaf)}{_in_brackets(rest)}"
+        return f" of {self.item_of(level, fact, leaf)}{_in_brackets(rest)}"
 
     def goal_of(self, leaf: Leaf, fact: Fact, *, about: str | None = None, is_brief: bool = False) -> str:
         """Return the value of a leaf as a noun: `the captain of Mistral`; empty if it cannot be said."""
@@ -177,7 +173,7 @@ def _is_of_another(leaf: Leaf, fact: Fact) -> bool:
     after a task has another id."""
     rows = [level.rows for level in leaf.levels]
     record = [o for o in fact.leaves if [level.rows for level in o.levels] == rows and len(o.tail) < 2]
-    for name, value in () if leaf.levels and leaf.levels[0].called else fact.given:
+    for name, value in () if leaf.levels and leaf.levels[0].key else fact.given:
         told = {folded(str(other.value)) for other in record if name_words(other.name) == name_words(name)}
         if told and folded(str(value)) not in told:
             return True

@@ -162,7 +162,7 @@ class Shapes:
         made = invented_like(list(dict.fromkeys(alike)), self.taken, rng)
         if made is None or is_words(real) != is_words(made):
             return None
-        unreal = Fact(fact.spec, replaced_in(fact.arguments, str(real), made))
+        unreal = replace(fact, arguments=replaced_in(fact.arguments, str(real), made), leaves=())
         asked, kind = self.namer.goal_of(leaf, unreal), "unknown_entity"
         answer = _answer_of(leaf, str(leaf.value))
         return Walk(kind, kind, (Step(unreal),), asked, answer, lack="existence", invented=str(made))
@@ -238,8 +238,7 @@ class Shapes:
     def _is_told_apart(self, leaf: Leaf, fact: Fact) -> bool:
         """Whether the field that an item is called by tells items apart in every such list: the author of the
         two notes on one contact does not."""
-        keys = [(level.rows, level.called[0][0]) for level in leaf.levels if len(level.called) == 1]
-        columns = [(fact.spec.dotted, column_of(f"{rows}[].{key}")) for rows, key in keys]
+        columns = [(fact.spec.dotted, column_of(f"{o.rows}[].{o.key}")) for o in leaf.levels if o.key]
         return self._repeated.isdisjoint(columns)
 
     def _has_two_numbers(self, leaf: Leaf, fact: Fact) -> bool:
@@ -295,7 +294,7 @@ class Shapes:
 
     def _told_by(self, leaf: Leaf, fact: Fact) -> tuple[tuple[str, ...], ...]:
         """What identifies the thing that a value is of: the names of its item, or what the call is about."""
-        called = [str(value) for level in leaf.levels for _, value in level.called]
+        called = [str(level.called) for level in leaf.levels if level.key]
         given = [str(v) for name, v in fact.given if not (is_choice(fact.spec, name) or table_of(v))]
         return tuple((name, *sorted(self._names.get(name, ()))) for name in called or given)
 
@@ -306,8 +305,7 @@ class Shapes:
         given = {str(value) for fact in self.graph.facts for _, value in fact.given}
         names: dict[str, set[str]] = {}
         for level in (level for fact in self.graph.facts for leaf in fact.leaves for level in leaf.levels):
-            called = [str(value) for _, value in level.called] if len(level.called) == 1 else []
-            used = {*called, *given.intersection(level.names)} if called else set[str]()
+            used = {str(level.called), *given.intersection(level.names)} if level.key else set[str]()
             for name in used:
                 names.setdefault(name, set()).update(used - {name})
         return names

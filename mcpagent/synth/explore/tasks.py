@@ -20,7 +20,7 @@ from mcpagent.synth.explore.changes import Change, draw_change, state_of, watchi
 from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
-from mcpagent.synth.explore.walks import Subjects, Walk, about
+from mcpagent.synth.explore.walks import Walk, about
 from mcpagent.synth.tasks.inspect import answer_facts
 from mcpagent.synth.tasks.prove import ground
 from mcpagent.synth.tasks.record import ToolSelection, build_task, task_id
@@ -109,12 +109,11 @@ async def explore_dataset(
             "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
     askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
-    subjects = Subjects(learned.graph.facts)
     # A split that has nothing but what tools without arguments tell has hardly a question.
     things = [fact for fact in askable if fact.arguments] or askable
     shares = SplitShares()
-    shared = [subjects.of_fact(fact) for fact in things if fact.spec.server not in heldout_servers]
-    unseen = (subjects.of_fact(fact) for fact in facts if fact.spec.server in heldout_servers)
+    shared = [_thing_of(fact) for fact in things if fact.spec.server not in heldout_servers]
+    unseen = (_thing_of(fact) for fact in facts if fact.spec.server in heldout_servers)
     assigned = dict.fromkeys(unseen, "heldout")
     assigned |= shares.assign(shared, seed=seed, least=dict.fromkeys(counts, 1))
 
@@ -123,7 +122,7 @@ async def explore_dataset(
 
     of_split: dict[str, list[Fact]] = {split: [] for split in counts}
     for fact in facts:
-        split = split_of(subjects.of_fact(fact))
+        split = split_of(_thing_of(fact))
         if fact.spec.server in heldout_servers:
             split = UNSEEN if split == "heldout" else ""
         if split in of_split:
@@ -139,7 +138,6 @@ async def explore_dataset(
             seed=seed,
             split_of=split_of,
             asked=asked,
-            subjects=subjects,
         )
         for split, members in of_split.items()
     }
@@ -153,6 +151,11 @@ async def explore_dataset(
     )
 
 
+def _thing_of(fact: Fact) -> str:
+    """Return what decides the split of a fact: what it is about, or its tool."""
+    return fact.subject or fact.spec.dotted
+
+
 @dataclass(kw_only=True)
 class _WalkSource:
     """Questions about the facts of one split."""
@@ -164,7 +167,6 @@ class _WalkSource:
     seed: int
     split_of: Callable[[str], str]
     asked: Asked
-    subjects: Subjects
     index: int = 0
     made: Counter[str] = field(default_factory=Counter)  # of all, that lack something, that change something
     drawn: set[int] = field(default_factory=set)  # `text_digest` of their keys
@@ -198,7 +200,8 @@ class _WalkSource:
         """Return what has to be of this split: no fact decides where an invented name belongs."""
         invented = [json.dumps(["invented", walk.invented])] if walk.invented else []
         begins_anywhere = self.split != "train" and self.asked.begins_anywhere
-        return [*(() if begins_anywhere else self.subjects.of_walk(walk)), *invented]
+        named = () if begins_anywhere else (step.fact.subject for step in walk.steps)
+        return [*filter(None, named), *invented]
 
     def _rng(self) -> Random:
         self.index += 1

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from mcpagent.core.placeholders import format_value
 from mcpagent.core.records import JsonObject
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.questions import FRAMES, NAMED, WISHES, framed
-from mcpagent.synth.tasks.inspect import values_of, widest
 from mcpagent.synth.tasks.run import replaced_in
 
 _PLACES = re.compile(r"\[\d+\]|step\d+")
@@ -95,24 +92,3 @@ class Walk:
 def about(fact: Fact) -> str:
     """Return what a call is, as a text that is equal for equal calls."""
     return json.dumps([fact.spec.dotted, fact.arguments], sort_keys=True)
-
-
-class Subjects:
-    """What calls are about: the value of their parameter, and if a tool takes several, of the one that has
-    the most values; the others say how."""
-
-    def __init__(self, facts: Iterable[Fact]) -> None:
-        values = values_of((fact.spec.dotted, fact.arguments) for fact in facts)
-        self._parameter = {tool: widest(of_tool) for tool, of_tool in values.items()}
-
-    def of_fact(self, fact: Fact) -> str:
-        """Return the subject of a fact, or its tool if it has none."""
-        return self._of_call(fact) or fact.spec.dotted
-
-    def of_walk(self, walk: Walk) -> list[str]:
-        """Return the subjects of all calls of a walk: what it names, and what earlier results give."""
-        return [subject for step in walk.steps if (subject := self._of_call(step.fact)) is not None]
-
-    def _of_call(self, fact: Fact) -> str | None:
-        value = fact.arguments.get(self._parameter.get(fact.spec.dotted, ""))
-        return None if value is None else format_value(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
@@ -107,3 +107,44 @@ def test_the_keys_of_a_table_are_tried_before_optional_parameters() -> None:
     graph = World("belfry", bell_codes, read_bell).learned()
     read = [fact for fact in graph.facts if fact.spec.name == "read_bell"]
     assert {fact.arguments["bell_code"] for fact in read if fact.is_sayable} == set(_BELLS)
+
+
+def _counts(by: Literal["tower", "maker"] = "tower") -> dict[str, Any]:
+    """Count the bells by where they hang or by who made them."""
+    first = 5 if by == "tower" else 40
+    return {"groups": [{"name": name, "rung": first + 3 * n} for n, name in enumerate(_TOWERS)]}
+
+
+def _cast(bell: str, tower: str = "") -> dict[str, Any]:
+    """Tell when a bell was cast, or the one that hung there before."""
+    return {"cast": {"year": 1650 + 7 * (len(tower) + len(_BELLS) * [*_BELLS].index(_told(bell)["bell"]))}}
+
+
+def _pitch(bell: str, is_struck: bool = False) -> dict[str, Any]:
+    """Tell the pitch of a bell."""
+    return {"pitch": 2 * _told(bell)["weight"] + is_struck, "unit": "Hz"}
+
+
+def _told_alike(limit: int = 50, order: Literal["up", "down"] = "up") -> dict[str, Any]:
+    """List what the bells weigh."""
+    rows = [{"name": row["tower"].split()[0], "weight": row["weight"]} for row in _BELLS.values()]
+    return {"scales": sorted(rows, key=lambda row: row["weight"], reverse=order == "down")[:limit]}
+
+
+@pytest.mark.parametrize(
+    ("read", "field", "is_asked"),
+    [
+        (_counts, "rung", False),
+        (_cast, "year", False),
+        (_pitch, "pitch", False),
+        (_told_alike, "weight", True),
+    ],
+)
+def test_what_an_optional_argument_decides_is_not_asked_without_it(
+    read: Callable[..., Any], field: str, is_asked: bool
+) -> None:
+    graph = World("belfry", list_bells, read).learned()
+    asked = [fact for fact in graph.facts if fact.spec.name == read.__name__]
+    assert asked, "the tool is known"
+    told = [leaf for fact in asked for leaf in fact.leaves if leaf.name == field]
+    assert bool(told) == is_asked

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any, Literal
 
 import pytest
 
 from mcpagent.core.tasks import Task
-from mcpagent.core.tools import ToolSpec
-from mcpagent.synth.explore.graph import Fact
-from mcpagent.synth.explore.walks import Subjects
 from tests.synth.explore.worlds import World
 from tests.synth.running import explored
 
@@ -68,9 +66,13 @@ def test_training_neither_asks_about_nor_begins_with_what_another_split_asks_abo
 
 
 def test_of_several_parameters_the_one_with_the_most_values_is_the_subject() -> None:
-    spec = ToolSpec(server="trains", name="departure", description="", input_schema={})
-    facts = [
-        Fact(spec, {"day": day, "train": train}, ()) for day in ("monday", "friday") for train in "ABC"
-    ] + [Fact(spec.model_copy(update={"name": "days"}), {}, ())]
-    subjects = Subjects(facts)
-    assert [subjects.of_fact(fact) for fact in facts] == [*"ABCABC", "trains.days"]
+    def list_trains() -> dict[str, Any]:
+        """List the trains."""
+        return {"trains": [{"train": f"Comet {n}"} for n in range(9)]}
+
+    def departure(day: Literal["monday", "friday"], train: str) -> dict[str, Any]:
+        """Tell when a train departs."""
+        return {"minute": len(day) + int(train.split()[-1]), "train": train}
+
+    facts = World("trains", list_trains, departure).learned().facts
+    assert {fact.subject for fact in facts} == {"", *(f"Comet {n}" for n in range(9))}
