@@ -19,7 +19,7 @@ from mcpagent.errors import UserError
 from mcpagent.synth.datasets.describe import task_class
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.learning import learn
-from mcpagent.synth.explore.leaves import at_step
+from mcpagent.synth.explore.leaves import Leaf
 from mcpagent.synth.explore.tasks import Asked, Learned, explore_dataset
 from mcpagent.synth.explore.walks import Walk
 from mcpagent.synth.generate import server_places, values_by_slot
@@ -170,10 +170,10 @@ def within_reach(facts: Sequence[Fact]) -> Callable[[Walk], bool]:
     ]
 
     def is_within_reach(walk: Walk) -> bool:
-        answers = walk.answer.values if walk.answer else ()
+        answers = [seen["value"] for seen in walk.seen]
         references = [*answers, *(reference for step in walk.steps for _, reference in step.links)]
         few = {
-            f"${{{at_step(expression, number)}}}"
+            Leaf(expression, "").at_step(number)
             for number, step in enumerate(walk.steps, 1)
             for tool, expression in guessed
             if tool == step.fact.spec.dotted

@@ -67,19 +67,15 @@ class Slot:
             if len(listed) < _MANY:
                 listed.setdefault(repr(value), value)
 
-    def values(self, rank: int, *, likeliest: bool = False) -> list[tuple[Candidates, Any]]:
+    def values(self, rank: int) -> list[tuple[Candidates, Any]]:
         """Return what is to be tried now, a value of each list in turn, with its list. If two were accepted,
         or a path that the server was started with, none that are less likely or of a list that was only
-        refused; if one is to be the `likeliest`, after the first that was accepted, and before it those of
-        the lowest rank."""
+        refused."""
         lists = [each for each in self.lists.values() if each.rank <= rank]
         lists = [e for e in lists if e.rank == GIVEN or e.refused < max(_REFUSALS, e.accepted + 1)]
-        least = 0 if likeliest else 1
         started = self.lists.get(_CONFIGURED)
-        if taken := [each.rank for each in lists if each.accepted > least * (each is not started)]:
+        if taken := [each.rank for each in lists if each.accepted > (each is not started)]:
             lists = [e for e in lists if e.rank <= min(taken) and (e.accepted or not e.refused)]
-        elif likeliest and lists:
-            lists = [each for each in lists if each.rank == min(other.rank for other in lists)]
         lists.sort(key=lambda each: each.rank)
         turns = itertools.zip_longest(*([(each, v) for v in each.values.values()] for each in lists))
         return [pair for turn in turns for pair in turn if pair is not None]

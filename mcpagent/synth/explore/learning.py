@@ -19,7 +19,7 @@ from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.core.values import scalars
 from mcpagent.synth.explore.candidates import GUESSED, LIKELY, RANKS, Candidates, Shape, Slot, argument_shape
 from mcpagent.synth.explore.graph import Fact, Relations, Silence, ToolGraph, grouped
-from mcpagent.synth.explore.leaves import Leaf, codes_of, leaves_of
+from mcpagent.synth.explore.leaves import Leaf, leaves_of
 from mcpagent.synth.tasks.inspect import stands_in, values_of, widest
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
@@ -88,25 +88,18 @@ class _Tool:
         """Yield calls with a value for each slot that needs one; if none of them is answered, of one or two
         optional slots too, since many schemas do not say what is required."""
         if self.facts or self.refused < _PATIENCE:
-            yield from self._valued(self.shape, rank)
+            yield from self._filled(self.shape, rank)
         if not self.facts and self.refused and (rank == GUESSED or not self.shape.required):
             groups = (itertools.combinations(self.shape.optional, size) for size in (1, 2))
             shapes = [self.shape.requiring(slots) for slots in itertools.chain(*groups)]
-            for turn in itertools.zip_longest(*(self._valued(shape, rank) for shape in shapes)):
+            for turn in itertools.zip_longest(*(self._filled(shape, rank) for shape in shapes)):
                 yield from filter(None, turn)
 
-    def _valued(self, shape: Shape, rank: int) -> Iterator[_Attempt]:
-        """Yield calls with the likeliest values of each slot, then with all of them with each other, or the
-        right values of two parameters would seldom meet."""
-        yield from self._filled(shape, [slot.values(rank, likeliest=True) for slot in shape.required])
-        yield from self._filled(shape, [slot.values(rank) for slot in shape.required])
-
-    def _filled(
-        self, shape: Shape, columns: Sequence[Sequence[tuple[Candidates, Any]]]
-    ) -> Iterator[_Attempt]:
-        """Yield calls with a value of each column: first of values that came side by side, which are of one
+    def _filled(self, shape: Shape, rank: int) -> Iterator[_Attempt]:
+        """Yield calls with a value for each slot: first of values that came side by side, which are of one
         thing. No text is given twice: from a place to itself it is no way."""
         slots = shape.required
+        columns = [slot.values(rank) for slot in slots]
         longest = max(map(len, columns), default=1) if all(columns) else 0
         places: Iterable[list[int]] = ([n] * len(slots) for n in self.rng.sample(range(longest), longest))
         if len(slots) > 1:
@@ -214,8 +207,9 @@ class _Learner:
             and (not place.is_example or stands_in(value, result.content))
             for _, place, value in attempt.given
         )
-        fact = Fact(tool.spec, attempt.arguments, leaves, is_sayable)
-        self._learn(tool.spec, [*leaves, *codes_of(_told(result))])
+        self._learn(tool.spec, leaves)
+        told = tuple(leaf for leaf in leaves if not leaf.is_key)
+        fact = Fact(tool.spec, attempt.arguments, told, is_sayable)
         if result.truncated_chars:
             tool.cut += 1
             return

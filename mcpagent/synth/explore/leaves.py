@@ -97,8 +97,8 @@ class Leaf:
         return self.expression.endswith(_KEYS)
 
     def at_step(self, number: int) -> str:
-        """Return the expression over the result of that step."""
-        return at_step(self.expression, number)
+        """Return the reference to it in the result of that step."""
+        return f"${{{self.expression.replace('@', f'step{number}')}}}"
 
 
 def column_of(expression: str) -> str:
@@ -107,11 +107,6 @@ def column_of(expression: str) -> str:
 
 
 _ROOT = Leaf("@", "")  # the whole of a result
-
-
-def at_step(expression: str, number: int) -> str:
-    """Return an expression over the result of that step."""
-    return expression.replace("@", f"step{number}")
 
 
 def is_words(value: Any) -> bool:
@@ -132,6 +127,8 @@ def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
     if isinstance(value, dict):
         told = [item for item in value.values() if not isinstance(item, bool | None)]
         is_wrapper = len(told) == 1 and isinstance(told[0], dict)
+        if len(value) > 1 and not any(map(_FIELD.fullmatch, value)):  # {"151252": "Software Developers"}
+            yield from (replace(place, expression=f"{place.expression}{_KEYS}", value=key) for key in value)
         for name, item in value.items():
             if _FIELD.fullmatch(name):
                 tail = place.tail if is_wrapper else (*place.tail, name)
@@ -150,15 +147,6 @@ def _walk(value: Any, place: Leaf, seed: int) -> Iterator[Leaf]:
             yield replace(place, value=value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield replace(place, value=value)
-
-
-def codes_of(value: Any, place: Leaf = _ROOT) -> Iterator[Leaf]:
-    """Yield the keys of objects that are no names of fields: `{"151252": "Software Developers"}`."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from codes_of(item, Leaf(f"{place.expression}.{name}", "", (name,)))
-        if len(value) > 1 and not any(map(_FIELD.fullmatch, value)):
-            yield from (Leaf(f"{place.expression}{_KEYS}", name, place.tail) for name in value)
 
 
 def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:

@@ -11,6 +11,7 @@ from random import Random
 
 from mcpagent.core.answer_line import folded
 from mcpagent.core.moments import Moment
+from mcpagent.core.records import JsonObject
 from mcpagent.synth.explore.graph import Fact, ToolGraph
 from mcpagent.synth.explore.invented import invented_like, known_values
 from mcpagent.synth.explore.leaves import Leaf, column_of, is_words
@@ -25,7 +26,7 @@ from mcpagent.synth.explore.questions import (
     subject_of,
     table_of,
 )
-from mcpagent.synth.explore.walks import Answer, Seen, Step, Walk
+from mcpagent.synth.explore.walks import AnswerType, Step, Walk
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.synth.tasks.run import replaced_in
 from mcpagent.tools.words import name_words
@@ -67,9 +68,8 @@ class Shapes:
 
     def single(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk:
         """Return a field of what one call says."""
-        value = f"${{{leaf.at_step(1)}}}"
-        told = (Seen(value, self._told_by(leaf, fact)),)
-        return Walk("single", "single", (Step(fact),), goal, _answer_of(leaf, value), told)
+        seen = (self._seen(1, leaf, fact),)
+        return Walk("single", "single", (Step(fact),), goal, _type_of(leaf), seen)
 
     def both(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return the same field of two things."""
@@ -83,11 +83,9 @@ class Shapes:
             if each not in [asked for asked, _ in self._askable(other)]:
                 continue
             names = (self.namer.thing_of(fact), self.namer.thing_of(other))
-            values = (f"${{{leaf.at_step(1)}}}", f"${{{each.at_step(2)}}}")
-            told = (Seen(values[0], self._told_by(leaf, fact)), Seen(values[1], self._told_by(each, other)))
+            seen = (self._seen(1, leaf, fact), self._seen(2, each, other))
             both = f"the {field_of(leaf)} of {names[0]} and of {names[1]}{choices_of(fact)}"
-            answer = Answer("pairs", values, names)
-            return Walk("parallel", "both", (Step(fact), Step(other)), both, answer, told)
+            return Walk("parallel", "both", (Step(fact), Step(other)), both, "pairs", seen, names)
         return None
 
     def chain(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
@@ -105,9 +103,8 @@ class Shapes:
         earlier = (other for step in steps[:-1] for other in step.fact.leaves)
         if any((other.name, other.value) == (leaf.name, leaf.value) for other in earlier):
             return None
-        value = f"${{{leaf.at_step(len(steps))}}}"
-        told = (Seen(value, self._told_by(leaf, fact)),)
-        return Walk("sequential", "chain", tuple(steps), reached, _answer_of(leaf, value), told)
+        seen = (self._seen(len(steps), leaf, fact),)
+        return Walk("sequential", "chain", tuple(steps), reached, _type_of(leaf), seen)
 
     def _reached(
         self, rng: Random, fact: Fact, steps: list[Step], *, depth: int, taken: Sequence[Fact]
@@ -129,8 +126,7 @@ class Shapes:
         edge = rng.choice(edges)
         depth = 0 if edge.leaf.is_of_item else depth - 1
         about = self._reached(rng, edge.source, steps, depth=depth, taken=[*taken, edge.source])
-        value = f"${{{edge.leaf.at_step(len(steps))}}}"
-        steps.append(Step(fact, ((edge.text, value),)))
+        steps.append(Step(fact, ((edge.text, edge.leaf.at_step(len(steps))),)))
         return self.namer.reached(edge, about) if about or not edge.source.arguments else ""
 
     # What cannot be done as it is asked
@@ -146,12 +142,9 @@ class Shapes:
         kind = self.namer.kind_of(fact)
         if leaf.is_of_item or not kind or any(table_of(v) for _, v in fact.given):
             return None
-        walk = replace(self.single(rng, fact, leaf, goal), kind="missing_parameter", shape="told")
-        return replace(
-            walk,
-            goal=f"the {field_of(leaf)} of the {kind}{choices_of(fact)}",
-            names=self.namer.thing_of(fact),
-        )
+        walk, names = self.single(rng, fact, leaf, goal), self.namer.thing_of(fact)
+        asked = f"the {field_of(leaf)} of the {kind}{choices_of(fact)}"
+        return replace(walk, kind="missing_parameter", shape="told", goal=asked, names=names)
 
     def unknown_entity(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return a question like the others about a thing that there is not."""
@@ -164,8 +157,8 @@ class Shapes:
             return None
         unreal = replace(fact, arguments=replaced_in(fact.arguments, str(real), made), leaves=())
         asked, kind = self.namer.goal_of(leaf, unreal), "unknown_entity"
-        answer = _answer_of(leaf, str(leaf.value))
-        return Walk(kind, kind, (Step(unreal),), asked, answer, lack="existence", invented=str(made))
+        invented = str(made)
+        return Walk(kind, kind, (Step(unreal),), asked, _type_of(leaf), lack="existence", invented=invented)
 
     def forbidden(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return the wish to change what can only be read."""
@@ -292,11 +285,13 @@ class Shapes:
                 led.setdefault(self.namer.reached(edge, None), set()).add(edge.text)
         return led
 
-    def _told_by(self, leaf: Leaf, fact: Fact) -> tuple[tuple[str, ...], ...]:
-        """What identifies the thing that a value is of: the names of its item, or what the call is about."""
+    def _seen(self, step: int, leaf: Leaf, fact: Fact) -> JsonObject:
+        """The evidence that a value is: the reference to it, and what identifies the thing that it is of,
+        which is the names of its item, or what the call is about."""
         called = [str(level.called) for level in leaf.levels if level.key]
         given = [str(v) for name, v in fact.given if not (is_choice(fact.spec, name) or table_of(v))]
-        return tuple((name, *sorted(self._names.get(name, ()))) for name in called or given)
+        about = [[name, *sorted(self._names.get(name, ()))] for name in called or given]
+        return {"value": leaf.at_step(step), "about": about}
 
     @cached_property
     def _names(self) -> Mapping[str, set[str]]:
@@ -311,7 +306,6 @@ class Shapes:
         return names
 
 
-def _answer_of(leaf: Leaf, value: str) -> Answer:
+def _type_of(leaf: Leaf) -> AnswerType:
     moment = Moment.read(leaf.value) if isinstance(leaf.value, str) else None
-    kind = "date" if moment and not moment.year else "name" if isinstance(leaf.value, str) else "number"
-    return Answer(kind, (value,))
+    return "date" if moment and not moment.year else "name" if isinstance(leaf.value, str) else "number"

@@ -260,7 +260,7 @@ class _WalkSource:
         they are told: a wish of another server's domain."""
         facts, server = answer_facts(task), walk.steps[-1].fact.spec.server
         telling = {spec.dotted for spec in self.offer.catalog.values() if spec.server == server}
-        named = list(dict.fromkeys(names[0] for seen in walk.seen for names in seen.about))
+        named = list(dict.fromkeys(names[0] for seen in walk.seen for names in seen["about"]))
         async with self.learned.cache.session(only_reads=True) as session:
             for spec in self._readers(*telling):
                 if takes_language(spec) or await telling_call(session, spec, named, facts) is not None:
@@ -333,18 +333,13 @@ def _checks(walk: Walk) -> JsonObject:
     if walk.reads:  # what is there at the end counts, whichever call put it there
         return {"success": {}}
     assert walk.answer is not None
-    values, kind = list(walk.answer.values), walk.answer.type
     if walk.lack == "existence":
         # What shows that there is no such thing is the call about it.
         return {
             "success": {"must_call_tool": walk.steps[-1].fact.spec.dotted},
-            "final_answer": {"type": "none", "form": kind},
+            "final_answer": {"type": "none", "form": walk.answer},
         }
-    check: JsonObject = {"type": kind, "value": values[0]}
-    if kind == "pairs":
-        check["value"] = dict(zip(walk.answer.things, values, strict=True))
-    return {
-        "success": {},
-        "final_answer": check,
-        "evidence": [{"value": seen.value, "about": list(seen.about)} for seen in walk.seen],
-    }
+    values = [seen["value"] for seen in walk.seen]
+    value = dict(zip(walk.things, values, strict=True)) if walk.things else values[0]
+    final = {"type": walk.answer, "value": value}
+    return {"success": {}, "final_answer": final, "evidence": list(walk.seen)}

@@ -19,25 +19,6 @@ AnswerType = Literal["number", "date", "name", "pairs"]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a right answer says: `values` are references to the results of the steps. Of pairs, `things` says
-    which thing each value is of."""
-
-    type: AnswerType
-    values: tuple[str, ...]
-    things: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A value that a right episode must have seen: the reference of it, and what identifies the things that
-    it is about, each by any of its names."""
-
-    value: str
-    about: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True)
 class Step:
     """A call of a walk. `links` are the arguments that come out of earlier results: (value, reference)."""
 
@@ -56,7 +37,8 @@ class Step:
 @dataclass(frozen=True)
 class Walk:
     """A question. `kind` is the class of its task and `shape` what is asked in it, `goal` what is asked for:
-    a noun, or a wish. `lack` says what a question has too little of:
+    a noun, or a wish. `seen` is the evidence (`EvidenceFact`) that a right episode has, whose values are the
+    `answer`; of pairs, `things` says which thing each is of. `lack` says what a question has too little of:
     the existence of the thing that it names (`invented`), a function that is withheld, the right to change.
     `reads` are calls whose answers tell what a walk changed, which is what it is for if there are some."""
 
@@ -64,8 +46,9 @@ class Walk:
     shape: str
     steps: tuple[Step, ...]
     goal: str
-    answer: Answer | None = None
-    seen: tuple[Seen, ...] = ()
+    answer: AnswerType | None = None
+    seen: tuple[JsonObject, ...] = ()
+    things: tuple[str, ...] = ()
     lack: Lack = ""
     invented: str = ""
     reads: tuple[Fact, ...] = ()
@@ -79,8 +62,8 @@ class Walk:
     @property
     def form(self) -> str:
         """A text that is equal for walks that ask for the same field of what one tool tells."""
-        asked = self.answer.values[:1] if self.answer else ()
-        return json.dumps([self.steps[-1].fact.spec.dotted, *(_PLACES.sub("", value) for value in asked)])
+        asked = [_PLACES.sub("", seen["value"]) for seen in self.seen[:1]]
+        return json.dumps([self.steps[-1].fact.spec.dotted, *asked])
 
     def said(self, rng: Random) -> tuple[str, ...]:
         """Return the messages of the user; the same for the same state of `rng`."""

@@ -43,7 +43,7 @@ def test_a_value_of_any_length_of_list_is_where_its_expression_says(length: int)
     answer = {"ships": [{"id": 7 * n, "name": f"ship {n}", "tons": 3 * n + 1} for n in range(length)]}
     leaves = leaves_of(answer, seed=4)
     for leaf in leaves:
-        assert resolve_references("${" + leaf.at_step(1) + "}", {"step1": answer}) == leaf.value
+        assert resolve_references(leaf.at_step(1), {"step1": answer}) == leaf.value
     numbers = {int(leaf.value): leaf for leaf in leaves if leaf.name == "tons"}
     assert len(numbers) >= min(length, 100) and max(numbers) > 3 * (length - 1) * 0.9
     for tons, leaf in numbers.items():
@@ -161,7 +161,7 @@ def test_the_records_of_a_plain_text_are_asked_for_by_what_their_lines_call_them
     text = f"History:\n{first}\n\n{second}\nAdd two crates"
     leaves = leaves_of({"text": text})
     for leaf in leaves:
-        assert resolve_references("${" + leaf.at_step(1) + "}", {"step1": {"text": text}}) == leaf.value
+        assert resolve_references(leaf.at_step(1), {"step1": {"text": text}}) == leaf.value
     assert not leaves, "of which commit?"
     one = leaves_of({"text": f"The last one\n{first}\nAdd two crates"})
     named = {leaf.name: leaf.value for leaf in one}
