@@ -37,7 +37,7 @@ from mcpagent.storage.run_folder import RunFolder
 from mcpagent.storage.trajectories import read_trajectories
 from mcpagent.synth.explore.graph import Fact
 from mcpagent.synth.explore.leaves import leaves_of
-from mcpagent.synth.explore.walks import Answer, Step, Walk
+from mcpagent.synth.explore.walks import Step, Walk
 from mcpagent.synth.tasks.inspect import user_text
 from tests.demo.stages import noting
 
@@ -357,7 +357,7 @@ def test_a_field_with_few_values_for_many_things_is_not_asked_for() -> None:
 
     def asking(*values: str) -> Walk:
         steps = tuple(map(Step, facts[: len(values)]))
-        return Walk("single", "single", steps, "it", Answer("name", values))
+        return Walk("single", "single", steps, "it", "name", tuple({"value": value} for value in values))
 
     assert is_within_reach(asking("${step1.height}", "${step2.height}"))
     assert not is_within_reach(asking("${step1.region}"))
