@@ -18,8 +18,8 @@ def _words(text: str) -> frozenset[str]:
 # What a tool that nobody marked begins with, or says that it does, before it is taken for a reader.
 _READING = _words(
     "get list search find read fetch look lookup show describe view count check compare calculate compute "
-    "convert validate verify retrieve display tell browse resolve report scan analyze extract inspect "
-    "explain parse suggest select is has next previous tree info schema stat stats statistics status history"
+    "convert validate verify retrieve display tell browse scan analyze extract inspect "
+    "explain parse suggest is has tree info schema stat stats statistics status history"
 )
 _WRITING = _words(
     "set add create new insert make update upsert edit write append delete remove clear drop reset move copy "

@@ -28,11 +28,6 @@ from mcpagent.tools.words import name_words, stays_here
 _TRIES = 6  # calls of a tool, before it is left alone
 _READS = 24  # calls that look for an effect
 _OF_A_TOOL = 3  # of them, with arguments that are known
-# What new things are called where no names are known that theirs could be made from.
-_THINGS = (
-    *("Copper Kettle", "Paper Lantern", "Winter Garden", "North Harbour", "Blue Notebook", "Quiet Corner"),
-    *("Morning Shift", "Red Bicycle", "Long Table", "Open Window", "Late Train", "Green Folder"),
-)
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,9 @@ class _Writer:
         for slot, options, is_new in zip(self._shape.required, self._options, made, strict=True):
             if is_new and slot.type == "string":
                 texts = [value for value in options if isinstance(value, str)]
-                values.append(invented_like(texts, self._taken, rng) or rng.choice(_THINGS))
+                values.append(
+                    invented_like(texts, self._taken, rng) or f"{slot.name} {rng.randrange(10, 1000)}"
+                )
                 new = new or str(values[-1])
             else:
                 values.append(rng.choice(options) if options else None)

@@ -24,7 +24,7 @@ from mcpagent.synth.tasks.inspect import stands_in, values_of, widest
 from mcpagent.synth.tasks.run import NO_NAME, CallCache, SynthSession, anonymous, as_text, says_no
 from mcpagent.tools.probes.arguments import harmless_arguments
 from mcpagent.tools.wire import head_of
-from mcpagent.tools.words import own_words
+from mcpagent.tools.words import own_words, spaced
 
 _SIDE_BY_SIDE = 16  # calls; fixed, since what one wave of calls finds decides the next
 _WAVE = 5  # calls of a tool in one wave
@@ -50,7 +50,7 @@ class _Attempt:
 
 class _Tool:
     """A tool that is being learned: `answers` has by its arguments what it said, both as JSON, `errors` the
-    refusals, `nonsense` what it says of a name that nothing has, `decided` the columns that an optional
+    refusals, `nonsense` how it answers a name that nothing has, `decided` the columns that an optional
     parameter tells otherwise, and it `is_vain` if it never answers twice alike."""
 
     def __init__(
@@ -67,7 +67,7 @@ class _Tool:
         self.answers: dict[str, str] = {}
         self.refused = self.cut = 0
         self.errors: list[str] = []
-        self.nonsense: str | None = None
+        self.nonsense: Any = None
         self.decided: set[str] = set()
         self.is_vain = False
         self._tried: set[str] = set()
@@ -190,7 +190,7 @@ class _Learner:
         calls = [(tool, a) for tool, a in asked if a is not None and NO_NAME in json.dumps(a)]
         for (tool, _), result in zip(calls, await self._all(session, calls), strict=True):
             self.failed += result.is_error
-            tool.nonsense = None if result.is_error else as_text(result)
+            tool.nonsense = None if result.is_error else _outline(result)
 
     def _judge(self, tool: _Tool, attempt: _Attempt, result: ToolResult) -> None:
         refusal = _refusal(tool, attempt, result)
@@ -260,7 +260,11 @@ class _Learner:
                 tool.decided |= {o.column for o in fact.leaves if told.get(o.spot, o.value) != o.value}
 
     def _leaves(self, tool: _Tool, result: ToolResult) -> tuple[Leaf, ...]:
-        return leaves_of(_told(result), seed=derive_seed(self.seed, tool.spec.dotted))
+        """The values of a result; a field that it does not name itself (`ws-1: North Bay`) has no name."""
+        leaves = leaves_of(_told(result), seed=derive_seed(self.seed, tool.spec.dotted))
+        said = result.content.casefold()
+        named = {o.name for o in leaves if all(word in said for word in spaced(o.name).split())}
+        return tuple(o if o.name in named else replace(o, tail=(*o.tail[:-1], "")) for o in leaves)
 
     async def drop_what_changes(self, later: SynthSession) -> None:
         """Take out the tools whose answers are not the same when they are asked again."""
@@ -295,6 +299,21 @@ def _told(result: ToolResult) -> dict[str, Any]:
         return shown_value(result)
 
 
+def _outline(result: ToolResult) -> Any:
+    """Return what a result says but for its values: its fields, and what is true in it; a text without fields
+    as it is."""
+
+    def outline(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: outline(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [outline(item) for item in value[:1]]
+        return value if isinstance(value, bool | None) else ""
+
+    told = _told(result)
+    return as_text(result) if told.keys() == {"text"} else outline(told)
+
+
 def _key(arguments: JsonObject) -> str:
     return json.dumps(arguments, sort_keys=True)
 
@@ -305,8 +324,7 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
         return " ".join(result.content.split())[:200]
     if not leaves_of(_told(result)):
         return "it answered nothing"
-    texts = [value for value in scalars(attempt.arguments) if isinstance(value, str)]
-    if anonymous(result, texts) == tool.nonsense:
+    if tool.nonsense in (_outline(result), anonymous(result, map(str, scalars(attempt.arguments)))):
         return "it answered as it answers a name that nothing has"
     return None
 

@@ -70,11 +70,6 @@ class Leaf:
         return column_of(self.expression)
 
     @property
-    def record(self) -> str:
-        """The column of the object that the value is a field of."""
-        return self.column.rpartition(".")[0]
-
-    @property
     def spot(self) -> tuple[Any, ...]:
         """Where it stands in any list of the same items."""
         return (self.column, *(level.called for level in self.levels))
@@ -156,10 +151,9 @@ def _of_list(items: list[Any], place: Leaf, seed: int) -> Iterator[Leaf]:
     fields = _fields_of(items)
     keys = _keys_of(fields)
     called = next((key for key in keys if key in [*items[0]][:_FIRST]), "")
-    kind = place.tail[-1] if place.tail and place.expression not in _WHOLE else ""
     for index in indices:
         names = tuple(str(fields[key][index]) for key in keys)
-        level = Level(place.expression, kind, index, len(items) == 1, names=names)
+        level = Level(place.expression, place.name, index, len(items) == 1, names=names)
         spot = Leaf(f"{place.expression}[{index}]", "", (), (*place.levels, level))
         if not called:
             yield from _walk(items[index], spot, seed)

@@ -23,11 +23,11 @@ from mcpagent.synth.explore.graph import SELECT, Edge, Fact, Relations
 from mcpagent.synth.explore.leaves import SHORT, Leaf, Level, is_words
 from mcpagent.synth.tasks.inspect import stands_in
 from mcpagent.tools.probes.arguments import resolved
-from mcpagent.tools.words import name_words, spaced
+from mcpagent.tools.words import name_words, spaced, stem
 
 FRAMES = ("what is {goal}?", "tell me {goal}.", "I need {goal}.", "can you look up {goal}?", "{goal}?")
 WISHES = ("{goal}.", "please {goal}.", "can you {goal}?", "I need you to {goal}.")
-NAMED = ("{goal}", "I mean {goal}.", "{goal}, please.")
+NAMED = ("It is {goal}.", "I mean {goal}.", "That of {goal}, please.")
 _FIELD_WORDS = 3  # of a field that is called by its words, not as it is written
 
 
@@ -128,8 +128,9 @@ class Namer:
         key, value = level.key, level.called
         tables = [name_words(table) for _, given in fact.given if (table := table_of(given))]
         around = tables[0] if tables else self.relations.around(fact.spec, leaf)
-        named = [word for word in around if word in name_words(key)]
-        kind = (named or (around if " " not in spaced(key) and len(around) == 1 else [spaced(key)]))[0]
+        named = [*(word for word in around if word in name_words(key)), spaced(key)]
+        is_field = " " not in spaced(key) and [stem(word) for word in around] != [stem(key)]
+        kind = f"{around[0]} {key}" if is_field and len(around) == 1 else named[0]
         return said_value(value) if is_words(value) else f"{kind} {said_value(value)}"
 
     def owner_of(self, leaf: Leaf, fact: Fact, about: str | None = None, *, is_brief: bool = False) -> str:
@@ -137,13 +138,14 @@ class Namer:
         its arguments), and in brackets what else the call is given, unless of an item `is_brief`. Empty if
         nobody can say it: lists in lists, items without names, and another thing of the kind that was asked
         about."""
-        level = leaf.levels[0] if leaf.levels else None
+        level, is_table = leaf.levels[0] if leaf.levels else None, any(table_of(v) for _, v in fact.given)
         if len(leaf.levels) > 1 or len(leaf.tail) > 2 or _is_of_another(leaf, fact):
             return ""
         if level is None or (level.only and _is_the_one(leaf, fact)):
             about = self.thing_of(fact) if about is None else about
             return f" {'of' if subject_of(fact)[0] else 'for'} {about}{choices_of(fact)}" if about else ""
-        if level.called is None:
+        is_place = level.called in (level.index, level.index + 1) and fact.arguments and not is_table
+        if level.called is None or is_place:
             return ""
         # A table says where to look: two rows that are called alike are not asked about.
         said = folded(str(level.called))

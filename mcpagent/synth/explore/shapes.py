@@ -236,26 +236,21 @@ class Shapes:
 
     def _has_two_numbers(self, leaf: Leaf, fact: Fact) -> bool:
         """Whether what goes by a number has another like it, as the row of a sheet and what stands there."""
-        place = f"{fact.spec.dotted} {leaf.record}."
-        return called_by(leaf, fact).isdecimal() and place.startswith(self._numbered)
+        name, called = called_by(leaf, fact), self._called[fact.spec.dotted]
+        return name.isdecimal() and any(
+            2 * len(called & self._told[fact.spec.dotted, other.column].keys())
+            > len(self._told[fact.spec.dotted, other.column])
+            for other in fact.leaves
+            if called_by(other, fact) == name != str(other.value)
+        )
 
     @cached_property
-    def _numbered(self) -> tuple[str, ...]:
-        """Tools and records with a number that tells things apart, in the range of those they go by."""
-        told: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
+    def _called(self) -> Mapping[str, set[str]]:
+        """What the things go by that a tool tells of."""
+        called: dict[str, set[str]] = {}
         for fact in self.graph.facts:
-            for leaf in fact.leaves:
-                name, value = called_by(leaf, fact), str(leaf.value)
-                if name.isdecimal() and value.isdecimal() and name != value:
-                    key = (fact.spec.dotted, leaf.record, leaf.column)
-                    told.setdefault(key, set()).add((int(name), int(value)))
-        numbered = list[str]()
-        for (tool, record, _), pairs in told.items():
-            names, values = {name for name, _ in pairs}, {value for _, value in pairs}
-            within = sum(min(names) <= value <= max(names) for value in values)
-            if len(values) > max(2, 0.8 * len(pairs)) and within > len(values) / 2:
-                numbered.append(f"{tool} {record}.")
-        return tuple(numbered)
+            called.setdefault(fact.spec.dotted, set()).update(called_by(leaf, fact) for leaf in fact.leaves)
+        return called
 
     @cached_property
     def _repeated(self) -> set[tuple[str, str]]:

@@ -18,7 +18,6 @@ from mcpagent.storage.datasets import text_digest
 from mcpagent.synth.explore.candidates import naming, telling_call
 from mcpagent.synth.explore.changes import Change, draw_change, state_of, watching
 from mcpagent.synth.explore.graph import Fact, ToolGraph
-from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
 from mcpagent.synth.explore.walks import Walk, about
 from mcpagent.synth.tasks.inspect import answer_facts
@@ -108,9 +107,8 @@ async def explore_dataset(
             remedy="name the tools that only read: --read-only SERVER.TOOL,... (tools.read_only); or write "
             "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
-    askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
     # A split that has nothing but what tools without arguments tell has hardly a question.
-    things = [fact for fact in askable if fact.arguments] or askable
+    things = [fact for fact in facts if fact.arguments] or facts
     shares = SplitShares()
     shared = [_thing_of(fact) for fact in things if fact.spec.server not in heldout_servers]
     unseen = (_thing_of(fact) for fact in facts if fact.spec.server in heldout_servers)

@@ -61,7 +61,10 @@ KINDS = {("port.get_ship", "ship_id"): "ship", ("port.get_ship", "name"): "ship"
         ),
         (fact("rows", {"sql": "SELECT * FROM ships"}, SHIPS), "the tons of Aurora"),
         (fact("list_ships", {}, {"ships": SHIPS}), "the tons of Aurora"),
-        (fact("list_ships", {}, [{"no": 71, "tons": 800}, {"no": 84, "tons": 800}]), "the tons of ship 71"),
+        (
+            fact("list_ships", {}, [{"no": 71, "tons": 800}, {"no": 84, "tons": 800}]),
+            "the tons of ship no 71",
+        ),
         (fact("list_ships", {"port": "Riga"}, SHIPS), "the tons of Aurora (port Riga)"),
         (fact("find", {"name": "Juno"}, [SHIPS[1]]), "the tons of Juno"),
         (fact("find", {"name": "Juno"}, SHIPS), "the tons of Juno"),
@@ -193,6 +196,57 @@ def test_where_a_thing_is_listed_is_said_only_if_its_name_alone_is_unclear() -> 
     asked = asked_of(World("hill", growers))
     assert {"the litres of Bo Lund", "the litres of Kit Moe", "the litres of Ada Berg (side north)"} <= asked
     assert "the litres of Ada Berg" not in asked
+
+
+def test_a_field_that_the_server_does_not_name_is_not_asked_for() -> None:
+    def pins(board: Literal["uno", "nano"]) -> str:
+        """The pins of a board that can be measured."""
+        return "\n".join(f"- Pin {n} ({board}-{n}A) - ADC_{n + (board == 'uno')}" for n in range(6))
+
+    def levels(board: Literal["uno", "nano"]) -> str:
+        """The levels of a board."""
+        rows = (f"{board}-{n}A | Pin {n} | {20 + 7 * n}" for n in range(6))
+        return "\n".join(["id | name | level", "---|---|---", *rows])
+
+    assert not {goal for goal in asked_of(World("bench", pins)) if "name" in goal}
+    assert {goal for goal in asked_of(World("bench", levels)) if "level" in goal}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_tool_that_answers_nonsense_as_it_answers_names_is_not_asked(is_strict: bool) -> None:
+    codes = {f"KA{n:02}-{830 + 17 * n}": f"Court {n:c}" for n in range(65, 80)}
+
+    def list_cases() -> dict[str, list[str]]:
+        """The cases."""
+        return {"cases": list(codes)}
+
+    def case(case: str) -> dict[str, Any]:
+        """Read a case."""
+        is_known = case in codes if is_strict else False
+        return {"ok": is_known, "part": f"<{case[:4]}", "errors": [] if is_known else ["no such case"]}
+
+    assert bool(asked_of(World("court", list_cases, case))) == is_strict
+
+
+def test_a_place_in_what_a_call_lists_names_nothing() -> None:
+    wines = [f"Wine {n:c}n" for n in range(65, 80)]
+
+    def list_wines() -> dict[str, list[str]]:
+        """The wines."""
+        return {"wines": wines}
+
+    def similar(wine: str) -> dict[str, Any]:
+        """What is like a wine."""
+        at = wines.index(wine)
+        return {"similar": [{"rank": n + 1, "score": 50 * at + n} for n in range(4)]}
+
+    def cellar() -> dict[str, Any]:
+        """What is in the cellar."""
+        return {"shelves": [{"shelf": n + 1, "bottles": 31 + 7 * n} for n in range(8)]}
+
+    asked = asked_of(World("cellar", list_wines, similar, cellar))
+    assert not {goal for goal in asked if "score" in goal}, "the third of which list?"
+    assert "the bottles of shelf 3" in asked
 
 
 def test_of_several_arguments_a_question_is_about_the_one_that_tells_things_apart() -> None:

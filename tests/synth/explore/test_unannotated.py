@@ -28,6 +28,8 @@ LIGHTHOUSES = Path(__file__).with_name("silent_server.py")
         ("get_book", "Get a book", True),
         ("moons", "List the moons of a planet", True),
         ("delete_note", "Delete a note", False),
+        ("resolve_blocker", "Resolve a blocker and set its task to in progress", False),
+        ("next_track", "Play the next track", False),
         ("frobnicate", "Frobnicate the notes", False),
         ("runner", "One runner by bib number.", False),
         ("splits", "The times of a runner.\nDeletes nothing.", False),
