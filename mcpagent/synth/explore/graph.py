@@ -35,13 +35,8 @@ class Fact:
 
     @property
     def subject(self) -> str:
-        """What the call is about, as text; empty if nothing tells it apart."""
-        return format_value(self.arguments[self.about]) if self.about in self.arguments else ""
-
-    @cached_property
-    def by_column(self) -> dict[str, Leaf]:
-        """The first leaf of each field."""
-        return {leaf.column: leaf for leaf in reversed(self.leaves)}
+        """What the call is about, as text; its tool if nothing tells it apart."""
+        return format_value(self.arguments[self.about]) if self.about else self.spec.dotted
 
 
 @dataclass(frozen=True)
@@ -173,8 +168,8 @@ class ToolGraph:
                 is_named = len(leaf.tail) > 1 or any(stem(word) in named for word in words[:1])
                 if not words and isinstance(value, str):
                     words, is_named = self.relations.link(source.spec, leaf, fact.spec)
-                if words:
-                    is_named = is_named and not leaf.is_own_code
+                is_named = is_named and not leaf.is_own_code
+                if words and (is_named or leaf.is_of_same(source.leaves, fact.leaves)):
                     edges.append(Edge(source, leaf, name, str(value), words[0], is_named))
         return edges
 

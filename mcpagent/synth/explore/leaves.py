@@ -74,6 +74,12 @@ class Leaf:
         """Where it stands in any list of the same items."""
         return (self.column, *(level.called for level in self.levels))
 
+    def is_of_same(self, leaves: Sequence[Leaf], others: Sequence[Leaf]) -> bool:
+        """Return whether nothing that is told next to it (`leaves`) is told otherwise in `others`."""
+        record = self.expression.rpartition(".")[0]
+        told = {o.name: o.value for o in leaves if o.expression.rpartition(".")[0] == record}
+        return all(told.get(o.name, o.value) == o.value for o in others if o.name and not o.is_of_item)
+
     @property
     def is_of_item(self) -> bool:
         """Whether it is told of one of several items of a list."""

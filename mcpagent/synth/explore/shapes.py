@@ -77,10 +77,8 @@ class Shapes:
             return None
         alike = self._by_spec[fact.spec.dotted]
         for other in rng.sample(alike, len(alike)):
-            each = other.by_column.get(leaf.column)
+            each = next((asked for asked, _ in self._askable(other) if asked.column == leaf.column), None)
             if each is None or each.value == leaf.value or choices_of(other) != choices_of(fact):
-                continue
-            if each not in [asked for asked, _ in self._askable(other)]:
                 continue
             names = (self.namer.thing_of(fact), self.namer.thing_of(other))
             seen = (self._seen(1, leaf, fact), self._seen(2, each, other))
@@ -162,8 +160,8 @@ class Shapes:
 
     def forbidden(self, rng: Random, fact: Fact, leaf: Leaf, goal: str) -> Walk | None:
         """Return the wish to change what can only be read."""
-        same = (other.by_column.get(leaf.column) for other in self._by_spec[fact.spec.dotted])
-        twins = [other.value for other in same if other and other.value != leaf.value]
+        same = (o for other in self._by_spec[fact.spec.dotted] for o in other.leaves)
+        twins = [o.value for o in same if o.column == leaf.column and o.value != leaf.value]
         if not twins:
             return None
         wish = f"change {goal} to {said_value(rng.choice(twins))}"

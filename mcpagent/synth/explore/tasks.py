@@ -18,6 +18,7 @@ from mcpagent.storage.datasets import text_digest
 from mcpagent.synth.explore.candidates import naming, telling_call
 from mcpagent.synth.explore.changes import Change, draw_change, state_of, watching
 from mcpagent.synth.explore.graph import Fact, ToolGraph
+from mcpagent.synth.explore.questions import is_worth_asking
 from mcpagent.synth.explore.shapes import WEIGHTS, Shapes
 from mcpagent.synth.explore.walks import Walk, about
 from mcpagent.synth.tasks.inspect import answer_facts
@@ -108,10 +109,11 @@ async def explore_dataset(
             "templates for these servers: --templates FOLDER (see templates/tasks)",
         )
     # A split that has nothing but what tools without arguments tell has hardly a question.
-    things = [fact for fact in facts if fact.arguments] or facts
+    askable = [fact for fact in facts if any(is_worth_asking(leaf, fact) for leaf in fact.leaves)]
+    things = [fact for fact in askable if fact.arguments] or askable
     shares = SplitShares()
-    shared = [_thing_of(fact) for fact in things if fact.spec.server not in heldout_servers]
-    unseen = (_thing_of(fact) for fact in facts if fact.spec.server in heldout_servers)
+    shared = [fact.subject for fact in things if fact.spec.server not in heldout_servers]
+    unseen = (fact.subject for fact in facts if fact.spec.server in heldout_servers)
     assigned = dict.fromkeys(unseen, "heldout")
     assigned |= shares.assign(shared, seed=seed, least=dict.fromkeys(counts, 1))
 
@@ -120,7 +122,7 @@ async def explore_dataset(
 
     of_split: dict[str, list[Fact]] = {split: [] for split in counts}
     for fact in facts:
-        split = split_of(_thing_of(fact))
+        split = split_of(fact.subject)
         if fact.spec.server in heldout_servers:
             split = UNSEEN if split == "heldout" else ""
         if split in of_split:
@@ -147,11 +149,6 @@ async def explore_dataset(
         cache=learned.cache,
         on_progress=on_progress,
     )
-
-
-def _thing_of(fact: Fact) -> str:
-    """Return what decides the split of a fact: what it is about, or its tool."""
-    return fact.subject or fact.spec.dotted
 
 
 @dataclass(kw_only=True)
@@ -198,8 +195,8 @@ class _WalkSource:
         """Return what has to be of this split: no fact decides where an invented name belongs."""
         invented = [json.dumps(["invented", walk.invented])] if walk.invented else []
         begins_anywhere = self.split != "train" and self.asked.begins_anywhere
-        named = () if begins_anywhere else (step.fact.subject for step in walk.steps)
-        return [*filter(None, named), *invented]
+        named = () if begins_anywhere else [step.fact.subject for step in walk.steps if step.fact.about]
+        return [*named, *invented]
 
     def _rng(self) -> Random:
         self.index += 1
@@ -241,7 +238,6 @@ class _WalkSource:
         name = next(value for _, value in asked.given)
         async with self.learned.cache.session(only_reads=True) as session:
             for spec in self._readers(asked.spec.dotted):
-                # Which of the choices of a schema it is called with makes no difference to that.
                 for arguments in {tuple(each): each for each in naming(spec, [name])}.values():
                     told = await session.call(server=spec.server, tool=spec.name, arguments=arguments)
                     if told.is_error or says_no(told):

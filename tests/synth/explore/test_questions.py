@@ -228,6 +228,23 @@ def test_a_tool_that_answers_nonsense_as_it_answers_names_is_not_asked(is_strict
     assert bool(asked_of(World("court", list_cases, case))) == is_strict
 
 
+def test_an_id_next_to_a_name_is_of_another_thing_if_that_has_another_name() -> None:
+    makers = [f"Maker {n:c}n" for n in range(65, 77)]
+
+    def list_watched() -> list[dict[str, Any]]:
+        """What is watched."""
+        return [{"watched_pot_id": n + 3, "maker": maker} for n, maker in enumerate(makers)]
+
+    def get_pot(pot_id: int) -> dict[str, Any]:
+        """One pot."""
+        if not 0 < pot_id < 20:
+            raise ToolError("no such pot")
+        return {"maker": makers[(5 * pot_id) % 12], "litres": 31 + 7 * pot_id}
+
+    asked = asked_of(World("kiln", list_watched, get_pot))
+    assert asked and not {goal for goal in asked if goal.startswith("the litres of Maker")}
+
+
 def test_a_place_in_what_a_call_lists_names_nothing() -> None:
     wines = [f"Wine {n:c}n" for n in range(65, 80)]
 

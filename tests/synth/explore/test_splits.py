@@ -75,4 +75,4 @@ def test_of_several_parameters_the_one_with_the_most_values_is_the_subject() -> 
         return {"minute": len(day) + int(train.split()[-1]), "train": train}
 
     facts = World("trains", list_trains, departure).learned().facts
-    assert {fact.subject for fact in facts} == {"", *(f"Comet {n}" for n in range(9))}
+    assert {fact.subject for fact in facts} == {"trains.list_trains", *(f"Comet {n}" for n in range(9))}
