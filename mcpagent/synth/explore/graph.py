@@ -36,7 +36,8 @@ class Fact:
     @property
     def subject(self) -> str:
         """What the call is about, as text; its tool if nothing tells it apart."""
-        return format_value(self.arguments[self.about]) if self.about else self.spec.dotted
+        value = self.arguments.get(self.about)
+        return self.spec.dotted if value is None else format_value(value)
 
 
 @dataclass(frozen=True)

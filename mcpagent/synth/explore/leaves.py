@@ -71,8 +71,9 @@ class Leaf:
 
     @property
     def spot(self) -> tuple[Any, ...]:
-        """Where it stands in any list of the same items."""
-        return (self.column, *(level.called for level in self.levels))
+        """Where it stands in any list of the same items; of one without a name it is its own."""
+        items = (level.called if level.key or level.only else self.value for level in self.levels)
+        return (self.column, *items)
 
     def is_of_same(self, leaves: Sequence[Leaf], others: Sequence[Leaf]) -> bool:
         """Return whether nothing that is told next to it (`leaves`) is told otherwise in `others`."""

@@ -195,7 +195,7 @@ class _WalkSource:
         """Return what has to be of this split: no fact decides where an invented name belongs."""
         invented = [json.dumps(["invented", walk.invented])] if walk.invented else []
         begins_anywhere = self.split != "train" and self.asked.begins_anywhere
-        named = () if begins_anywhere else [step.fact.subject for step in walk.steps if step.fact.about]
+        named = () if begins_anywhere else [step.fact.subject for step in walk.steps if step.fact.arguments]
         return [*named, *invented]
 
     def _rng(self) -> Random:

@@ -148,3 +148,6 @@ def test_what_an_optional_argument_decides_is_not_asked_without_it(
     assert asked, "the tool is known"
     told = [leaf for fact in asked for leaf in fact.leaves if leaf.name == field]
     assert bool(told) == is_asked
+    if read in (_counts, _told_alike):
+        names = {leaf.value for fact in asked for leaf in fact.leaves if leaf.name == "name"}
+        assert len(names) == len(_TOWERS), "what things are called is known"
