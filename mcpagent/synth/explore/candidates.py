@@ -114,7 +114,8 @@ class Slot:
         if relations.shared(source, leaf, spec, self.name):
             return POSSIBLE if given and {*given}.isdisjoint(asked) else LIKELY
         is_code = leaf.is_key and given[-1:] == asked[-1:]  # of `soc_codes` for `occ_code`
-        return None if is_number else LIKELY if is_code or given == asked else GUESSED
+        is_alike = POSSIBLE if given and given[-1:] == asked[-1:] else GUESSED  # `date` for `start_date`
+        return None if is_number else LIKELY if is_code or given == asked else is_alike
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mcpagent.core.seeds import derive_seed
 from mcpagent.core.shown_values import shown_value, text_value
 from mcpagent.core.tools import FailureKind, ToolResult, ToolSpec
 from mcpagent.core.values import scalars
-from mcpagent.synth.explore.candidates import GUESSED, LIKELY, RANKS, Candidates, Shape, Slot, argument_shape
+from mcpagent.synth.explore.candidates import GUESSED, RANKS, Candidates, Shape, Slot, argument_shape
 from mcpagent.synth.explore.graph import Fact, Relations, Silence, ToolGraph, grouped
 from mcpagent.synth.explore.leaves import Leaf, leaves_of
 from mcpagent.synth.tasks.inspect import stands_in, values_of, widest
@@ -35,7 +35,7 @@ _PATIENCE = 10  # refusals that a tool may begin with
 _DRAWS = 400  # of values for several parameters
 _SPARE = 4  # and further ones for each optional parameter
 _LONGEST = 200  # characters of a value that is passed on
-_VARIED = 4  # values of an optional parameter that are tried on a call that was answered
+_VARIED = 6  # values of an optional parameter that are tried on a call that was answered
 
 SeedValues = Mapping[str, Sequence[Any]]  # `SERVER.TOOL.PARAM` -> values
 
@@ -251,7 +251,8 @@ class _Learner:
                 (fact, {**fact.arguments, slot.name: value})
                 for fact in [*tool.facts[:1], *tool.facts[1:][-1:]]
                 for slot in tool.shape.optional
-                for _, value in slot.values(LIKELY)[:_VARIED]
+                for value in (1, *(value for _, value in slot.values(GUESSED - 1)[:_VARIED]))
+                if isinstance(value, str) or slot.type != "string"
             ]
             results = await self._all(session, [(tool, arguments) for _, arguments in varied])
             for (fact, _), result in zip(varied, results, strict=True):

@@ -260,7 +260,8 @@ def says_no(result: ToolResult) -> bool:
     """Return whether a result that is no error speaks of one, or of nothing that there is."""
     said = as_text(result)
     head = _NO_ERROR.sub("", said)[: 400 if len(said) < 400 else 60]
-    return bool(_SAYS_NO.search(head) or _BEGINS_NO.fullmatch(result.content.strip()))
+    has_failed = any(shown_value(result).get(name) is False for name in ("success", "ok"))
+    return has_failed or bool(_SAYS_NO.search(head) or _BEGINS_NO.fullmatch(result.content.strip()))
 
 
 def gold_record(

@@ -125,6 +125,19 @@ def _pitch(bell: str, is_struck: bool = False) -> dict[str, Any]:
     return {"pitch": 2 * _told(bell)["weight"] + is_struck, "unit": "Hz"}
 
 
+def _rung(bell: str, start_date: str | None = None) -> dict[str, Any]:
+    """Tell how often a bell was rung, and when last."""
+    at = [*_BELLS].index(_told(bell)["bell"])
+    if start_date and not start_date.startswith("2026-"):
+        raise ToolError("no date")
+    return {"strokes": (900 if start_date is None else 30) + at, "date": f"2026-03-{at + 11}"}
+
+
+def _swung(bell: str, days: int = 400) -> dict[str, Any]:
+    """Tell how often a bell was swung."""
+    return {"swings": days + [*_BELLS].index(_told(bell)["bell"])}
+
+
 def _told_alike(limit: int = 50, order: Literal["up", "down"] = "up") -> dict[str, Any]:
     """List what the bells weigh."""
     rows = [{"name": row["tower"].split()[0], "weight": row["weight"]} for row in _BELLS.values()]
@@ -137,6 +150,9 @@ def _told_alike(limit: int = 50, order: Literal["up", "down"] = "up") -> dict[st
         (_counts, "rung", False),
         (_cast, "year", False),
         (_pitch, "pitch", False),
+        (_rung, "strokes", False),
+        (_swung, "swings", False),
+        (_rung, "date", True),
         (_told_alike, "weight", True),
     ],
 )

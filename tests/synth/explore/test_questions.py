@@ -212,6 +212,22 @@ def test_a_field_that_the_server_does_not_name_is_not_asked_for() -> None:
     assert {goal for goal in asked_of(World("bench", levels)) if "level" in goal}
 
 
+@pytest.mark.parametrize("failed", [{"success": False}, {"ok": False}])
+def test_what_a_tool_says_when_it_fails_is_no_answer(failed: dict[str, bool]) -> None:
+    codes = [f"KA{n:02}-{830 + 17 * n}" for n in range(65, 80)]
+
+    def list_cases() -> dict[str, list[str]]:
+        """The cases."""
+        return {"cases": codes}
+
+    def case(case: str) -> dict[str, Any]:
+        """Read a case."""
+        part = {"court": f"<{case[4:]}"} if case in codes else {}
+        return {"data": part, **failed, "reasons": ["it must have sixteen letters"]}
+
+    assert not asked_of(World("court", list_cases, case))
+
+
 @pytest.mark.parametrize("is_strict", [True, False])
 def test_a_tool_that_answers_nonsense_as_it_answers_names_is_not_asked(is_strict: bool) -> None:
     codes = {f"KA{n:02}-{830 + 17 * n}": f"Court {n:c}" for n in range(65, 80)}
