@@ -154,7 +154,8 @@ def result_blocks(document: JsonObject, servers: Path | None) -> Iterator[Block]
     title = f"{count} held-out tasks, before and after {what} (95% intervals)"
     yield Table(title, ("", *(name.replace("_", " ") for name in sides)), rows)
     compared = {how: Comparison.model_validate(one) for how, one in document["comparison"].items()}
-    yield from part_blocks(compared, ("warm start", "trained"))
+    if compared:
+        yield from part_blocks(compared, ("warm start", "trained"))
     if "gains" in document:
         yield ABOUT_ANY_FORM
         yield from _gain_lines(document["gains"])

@@ -126,6 +126,7 @@ def run_stages(job: QuickstartJob, controls: Controls | None = None) -> JsonObje
         "comparison": {
             name: compare(measured[f"warm_start{end}"], measured[f"trained{end}"]).model_dump(mode="json")
             for name, end in how.items()
+            if "trained" in sides
         },
         "tool_calls": _count_calls(job),
         "cpu_s": {name: round(value, 1) for name, value in job.progress.cpu_s.items()},

@@ -216,7 +216,6 @@ def test_every_stage_runs_and_a_second_call_says_the_same(tiny_checkpoint: Path,
 
 
 @pytest.mark.system
-@pytest.mark.slow
 def test_without_time_for_grpo_the_warm_start_is_trained_evaluated_and_reported(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
