@@ -263,11 +263,12 @@ def _of_block(block: Sequence[str]) -> _Record | None:
     record: _Record = {}
     for number, line in enumerate(block):
         text = _HEADING.sub("", _MARK.sub("", line, count=1), count=1) if number == 0 else line
-        pair = _PAIR.fullmatch(text)
-        names = _fields([pair[1]]) if pair is not None else None
-        if pair is not None and names is not None and names[0] not in record:
-            record[names[0]] = _bare(pair[2])
-        elif number == 0 and pair is None and len(text) <= _LONGEST_NAME:
+        parts = [_PAIR.fullmatch(part) for part in text.split(" | ")]
+        pairs = [pair for pair in (parts if all(parts) else [_PAIR.fullmatch(text)]) if pair]
+        names = _fields([pair[1] for pair in pairs]) if pairs else None
+        if names is not None and record.keys().isdisjoint(names):
+            record |= _record(names, [pair[2] for pair in pairs])
+        elif number == 0 and not pairs and len(text) <= _LONGEST_NAME:
             record |= (_two_parts([text]) or [{"name": _bare(text)}])[0]
         else:
             return None

@@ -45,6 +45,15 @@ def test_a_list_of_things_is_read_with_their_fields(text: str) -> None:
     assert text_records(text) == [BAY, MILL]
 
 
+@pytest.mark.parametrize("mark", ["\u2022 ", "1. ", "## "])
+def test_a_line_may_name_several_fields(mark: str) -> None:
+    things = (("North Bay", "ws-1", "low"), ("Old Mill", "ws-2", "high"))
+    text = "\n".join(f"{mark}{name}\n  Path: {path}.md | Priority: {level}" for name, path, level in things)
+    assert text_records(f"Found 2:\n\n{text}") == [
+        {"name": name, "path": f"{path}.md", "priority": level} for name, path, level in things
+    ]
+
+
 def test_names_a_line_each_are_a_list_of_texts() -> None:
     assert text_records("Rooms:\nNorth Bay\nOld Mill\nLower Pine") == ["North Bay", "Old Mill", "Lower Pine"]
     assert text_records("- North Bay\n- Old Mill") == ["North Bay", "Old Mill"]
