@@ -195,8 +195,8 @@ class _WalkSource:
         """Return what has to be of this split: no fact decides where an invented name belongs."""
         invented = [json.dumps(["invented", walk.invented])] if walk.invented else []
         begins_anywhere = self.split != "train" and self.asked.begins_anywhere
-        named = () if begins_anywhere else [step.fact.subject for step in walk.steps if step.fact.arguments]
-        return [*named, *invented]
+        facts = [step.fact for step in (() if begins_anywhere else walk.steps)]
+        return [*(fact.subject for fact in facts if fact.about in fact.arguments), *invented]
 
     def _rng(self) -> Random:
         self.index += 1

@@ -71,6 +71,20 @@ def test_what_is_added_is_found_by_reading_and_becomes_the_end_state(tasks: list
         assert task.extra_info["verdicts"]["gold_reward"] == 1.0
 
 
+def test_what_changes_something_is_of_no_split(folder: Path) -> None:
+    """No thing is named by what is made: no seed may keep it from training."""
+
+    async def run(seed: int) -> list[str]:
+        async with notebook(folder / f"log-{seed}") as pool:
+            learned, _ = await tried(pool, "notebook")
+            asked = Asked(weights={"single": 1.0})
+            data = await explore_dataset(pool, counts={"train": 12}, seed=seed, learned=learned, asked=asked)
+            return [task.extra_info["class"] for task in data.tasks["train"]]
+
+    for seed in (1, 8):  # by its hash `add_note` would be of training, and held out
+        assert asyncio.run(run(seed)).count("state_change") >= 2, seed
+
+
 def test_only_what_stays_here_is_ever_called(explored: tuple[list[Task], Effects], folder: Path) -> None:
     _, effects = explored
     called = {line.split()[0] for line in (folder / "log").read_text().splitlines()}
