@@ -300,9 +300,9 @@ def _told(result: ToolResult) -> dict[str, Any]:
         return shown_value(result)
 
 
-def _outline(result: ToolResult) -> Any:
-    """Return what a result says but for its values: its fields, and what is true in it; a text without fields
-    as it is."""
+def _outline(result: ToolResult, names: Iterable[str] = ()) -> Any:
+    """Return what a result says but for its values: its fields, and what is true in it; of a text without
+    fields all but the names that it was asked with."""
 
     def outline(value: Any) -> Any:
         if isinstance(value, dict):
@@ -312,7 +312,7 @@ def _outline(result: ToolResult) -> Any:
         return value if isinstance(value, bool | None) else ""
 
     told = _told(result)
-    return as_text(result) if told.keys() == {"text"} else outline(told)
+    return anonymous(result, names) if told.keys() == {"text"} else outline(told)
 
 
 def _key(arguments: JsonObject) -> str:
@@ -325,7 +325,7 @@ def _refusal(tool: _Tool, attempt: _Attempt, result: ToolResult) -> str | None:
         return " ".join(result.content.split())[:200]
     if not leaves_of(_told(result)):
         return "it answered nothing"
-    if tool.nonsense in (_outline(result), anonymous(result, map(str, scalars(attempt.arguments)))):
+    if _outline(result, map(str, scalars(attempt.arguments))) == tool.nonsense:
         return "it answered as it answers a name that nothing has"
     return None
 

@@ -71,7 +71,7 @@ class Leaf:
 
     @property
     def spot(self) -> tuple[Any, ...]:
-        """Where it stands in any list of the same items; of one without a name it is its own."""
+        """What is equal for a field of one item, wherever that stands; without a name the value itself."""
         items = (level.called if level.key or level.only else self.value for level in self.levels)
         return (self.column, *items)
 
