@@ -110,6 +110,7 @@ HUB = "a model from the hub"
 KEY = "a key of somebody's service"
 SERVICE = "a running API or server of models"
 INSTALL = "installs or downloads packages"
+CALCULATOR = "needs files of others; tests/examples/test_calculator.py has some of its own"
 REAL = "an hour or more with a real pretrained model"
 LONG = "minutes; tests/slow runs it, or what it runs"
 EXT = "run by tests/test_extending.py, with the files that the page makes"
@@ -272,6 +273,13 @@ ELSEWHERE = {
     "python -m benchmarks.gpu --only run": GPU,
     "python -m examples.bfcl MODEL --single-turn --max-tasks 50 --package bfcl --out before": INSTALL,
     "python -m examples.bfcl outputs/mine --single-turn --max-tasks 50 --package bfcl --out after": INSTALL,
+    "python -m examples.calculator tasks calculator_train.csv basic_calculations_eval.csv --out"
+    " data/calculator": CALCULATOR,
+    "mcpagent data validate data/calculator/heldout.jsonl --execute --servers"
+    " data/calculator/mcp.json": CALCULATOR,
+    "mcpagent eval model MODEL --data data/calculator/heldout.jsonl --servers data/calculator/mcp.json"
+    " --out before.json": CALCULATOR,
+    "python -m examples.calculator judge before.jsonl.zst --data data/calculator/heldout.jsonl": CALCULATOR,
     "mcpagent gen-data --explore --servers mcp.json --config notes.yaml": (
         "tests/synth/explore/test_changes.py"
     ),
