@@ -80,12 +80,7 @@ class UpdateStats:
         means = {name: value / self.tokens for name, value in self.sums.items()}
         steps = max(1, self.optimizer_steps)
         taken = self.optimizer_steps - self.overflows
-        summary = {
-            **means,
-            "ratio_max": self.max_ratio,
-            **self.drift.summary(),
-            "loss": self.loss / steps,
-        }
+        summary = {**means, "ratio_max": self.max_ratio, **self.drift.summary(), "loss": self.loss / steps}
         if taken:
             summary["grad_norm"] = self.grad_norm / taken
         if self.overflows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -85,6 +86,7 @@ OTHER_FORMS = [
     ),
     ("json", '```json\n{"tool": "quote", "arguments": {"ticker": "AAPL", "days": 5}}\n```'),
 ]
+_OF_TWO = ('{"tool": "quote", "arguments": {"ticker": "A"}}', '{"name": "news", "arguments": {}}')
 
 
 def read(text: str, tool_format: str) -> Any:
@@ -113,10 +115,11 @@ def test_no_dialect_takes_the_call_of_another_for_its_own(tool_format: str) -> N
 
 
 @pytest.mark.parametrize("tool_format", DIALECT_OF)
-def test_the_instruction_shows_a_call_that_the_parser_reads(tool_format: str) -> None:
-    example = re.search("write\n(.*)\nwith", DIALECT_OF[tool_format].instruction, re.DOTALL)
-    assert example is not None
-    assert calls_of(example[1], tool_format) == [("TOOL_NAME", {"ARGUMENT_NAME": "VALUE"})]
+def test_the_instruction_shows_calls_that_the_parser_reads(tool_format: str) -> None:
+    examples = re.search("write\n(.*)\nwith.*at once:\n(.*)", DIALECT_OF[tool_format].instruction, re.DOTALL)
+    assert examples is not None
+    call = ("TOOL_NAME", {"ARGUMENT_NAME": "VALUE"})
+    assert [calls_of(examples[i], tool_format) for i in (1, 2)] == [[call], [call, call]]
 
 
 @pytest.mark.parametrize("tool_format", DIALECT_OF)
@@ -127,6 +130,33 @@ def test_several_calls_are_read_in_the_order_in_which_they_were_written(tool_for
         ("quote", {"days": 2}),
     ]
     assert calls_of(DIALECT_OF[tool_format].write(calls), tool_format) == calls
+
+
+_SPACES = ("\n", "", " ", "\n\n")
+_FRAMES = ("{}", "\n{}\n", "I look both up.\n{}", "```json\n{}\n```", "So:\n```json\n{}\n```")
+_TWO_FENCES = [(frame, "\n```\n```json\n") for frame in _FRAMES if "```" in frame]
+
+
+@pytest.mark.parametrize(("frame", "between"), [*product(_FRAMES, _SPACES), *_TWO_FENCES])
+def test_calls_in_plain_json_stand_one_behind_the_other(frame: str, between: str) -> None:
+    text = frame.replace("{}", between.join(_OF_TWO))
+    assert calls_of(text, "json") == [("quote", {"ticker": "A"}), ("news", {})]
+
+
+@pytest.mark.parametrize("behind", [" please", "}", "\n[1]", '\n{"price": 5}', '\n{"tool": "quote", "argu'])
+def test_of_plain_calls_with_something_else_behind_none_is_made(behind: str) -> None:
+    """One failure names the reason; at the end of a text they are text, as a single call is."""
+    parsed = read("\n".join(_OF_TWO) + behind, "json")
+    assert (parsed.calls, len(parsed.failures)) == ((), 1)
+    quoted = read("As I said:\n" + "\n".join(_OF_TWO) + behind, "json")
+    assert (quoted.calls, quoted.failures) == ((), ())
+
+
+def test_a_plain_call_begins_as_several_do() -> None:
+    """A model that has written one call goes on to the next or ends, and need not have decided before."""
+    first, second = ("quote", {"ticker": "A"}), ("news", {})
+    write = DIALECT_OF["json"].write
+    assert write([first, second]).startswith(write([first]))
 
 
 @pytest.mark.parametrize("tool_format", ["harmony", "atem"])

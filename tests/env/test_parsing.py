@@ -97,7 +97,7 @@ def test_a_broken_call_does_not_hide_the_next_one() -> None:
         'Use {"tool": "quote", "arguments": {}} for that.',
         'I called\n{"tool": "quote", "arguments": {}}\nand read it.\nAnswer: 5',
         'As said:\n{"tool": "quote", "arguments": {"ticker":',
-        'Two:\n{"tool": "a", "arguments": {}}\n{"tool": "b", "arguments": {}}',
+        'Two:\n{"tool": "a", "arguments": {}}\n{"tool": "b", "arguments": {}}\nwere made.',
         '```json\n{"price": 1}\n```',
     ],
 )

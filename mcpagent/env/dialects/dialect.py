@@ -173,9 +173,10 @@ class Dialect:
 
     @property
     def instruction(self) -> str:
-        """Return what tells a model how to call: an example of the writer, so that the parser reads it."""
-        example = self.write([("TOOL_NAME", {"ARGUMENT_NAME": "VALUE"})])
-        return f"To call a tool, write\n{example}\nwith the name and the arguments of one of these tools."
+        """Return what tells a model how to call: examples of the writer, so that the parser reads them."""
+        one, two = (self.write([("TOOL_NAME", {"ARGUMENT_NAME": "VALUE"})] * count) for count in (1, 2))
+        named = "with the name and the arguments of one of these tools"
+        return f"To call a tool, write\n{one}\n{named}; several calls at once:\n{two}"
 
 
 def each_call(

@@ -27,50 +27,52 @@ _JSON_CALL_LIKE = re.compile(
 def _read_json(text: str, parsed: ParsedCalls) -> str:
     fences = list(_FENCE.finditer(text))
     if not fences:
-        if _add_if_call(text, parsed):
+        if _add_if_calls(text, parsed):
             return ""
         line = _CALL_LINE.search(text)
-        is_last = line is not None and _add_if_call(text[line.start() :], parsed, tells=False)
+        is_last = line is not None and _add_if_calls(text[line.start() :], parsed, tells=False)
         return text[: line.start()] if line is not None and is_last else text
     left: list[str] = []
     position = 0
     for fence in fences:
-        if not parsed.is_full and _add_if_call(fence[1], parsed):
+        if not parsed.is_full and _add_if_calls(fence[1], parsed):
             left.append(text[position : fence.start()])
             position = fence.end()
     return "".join([*left, text[position:]])
 
 
-def _add_if_call(text: str, parsed: ParsedCalls, *, tells: bool = True) -> bool:
-    """Add `text` if the whole of it is a call or, if it `tells` of those, begins like one and is broken; else
-    it is only text."""
+def _add_if_calls(text: str, parsed: ParsedCalls, *, tells: bool = True) -> bool:
+    """Add `text` if the whole of it is calls, one behind the other, or, if it `tells` of those, begins like
+    one and is broken; else it is only text."""
     text = text.strip()
-    if not text.startswith("{"):
-        return False
+    objects: list[tuple[str, JsonObject]] = []
+    position, problem = 0, "text after the JSON"
     try:
-        value, end = decode_json(text, 0)
-    except NotACall as problem:
-        if tells and _JSON_CALL_LIKE.match(text):
-            parsed.fail(text, str(problem))
-            return True
-        return False
-    if not isinstance(value, dict) or not ("tool" in value or _is_call(value, parsed)):
-        return False
-    if end == len(text):
-        parsed.add_object(text, value)
-    elif tells:
-        parsed.fail(text, "text after the JSON")
+        while text.startswith("{", position):
+            value, end = decode_json(text, position)
+            if not ("tool" in value or _is_call(value, parsed)):
+                break
+            objects.append((text[position:end], value))
+            position = skip_space(text, end)
+    except NotACall as reason:
+        problem = str(reason)
+    if objects and position == len(text):
+        for raw, value in objects:
+            if not parsed.is_full:
+                parsed.add_object(raw, value)
+    elif tells and (objects or _JSON_CALL_LIKE.match(text)):
+        parsed.fail(text, problem)
     else:
         return False
     return True
 
 
-def _write_json(calls: Sequence[tuple[str, JsonObject]]) -> str:
-    texts = [encode_model_json({"tool": name, "arguments": arguments}) for name, arguments in calls]
-    return texts[0] if len(texts) == 1 else "\n".join(f"```json\n{text}\n```" for text in texts)
-
-
-JSON = Dialect(name="json", write=_write_json, blocks={}, read_text=_read_json)
+JSON = Dialect(
+    name="json",
+    write=each_call(lambda name, arguments: encode_model_json({"tool": name, "arguments": arguments})),
+    blocks={},
+    read_text=_read_json,
+)
 
 
 _LLAMA3_CALL_LIKE = re.compile(
