@@ -15,6 +15,7 @@ from mcpagent import (
     RewardTerm,
     Task,
     Trajectory,
+    UserError,
     read_tasks,
     read_trajectories,
     summarise,
@@ -25,8 +26,13 @@ _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 def judged(played: Iterable[Trajectory], tasks: Iterable[Task]) -> EvalSummary:
     """Return the summary of episodes by the author's verdict in place of the reward: the last number of the
-    last message is within 0.1 of the answer, whatever was called."""
+    last message is within 0.1 of the answer, whatever was called. Raises UserError if a task is missing."""
     by_id = {task.truth.task_id: task for task in tasks}
+    played = list(played)
+    if others := {each.task_id for each in played} - by_id.keys():
+        raise UserError(
+            f"has not the task {min(others)}", where="--data", remedy="name the file that was played"
+        )
     return summarise([_judged(each, by_id[each.task_id]) for each in played], tasks=by_id.values())
 
 

@@ -59,7 +59,8 @@ def rows(file: Path) -> Iterator[tuple[str, str, float]]:
                     yield question, expression, float(answer)
     except (OSError, ValueError) as error:
         remedy = "give the author's file: question, expression, answer"
-        raise UserError(str(error), where=str(file), remedy=remedy) from error
+        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UserError(said, where=str(file), remedy=remedy) from error
 
 
 def task(task_id: str, question: str, expression: str, answer: float) -> Task:

@@ -99,7 +99,7 @@ def test_the_authors_verdict_reads_the_last_number(message: str, answer: float, 
     assert is_right(message, answer) is right
 
 
-def test_the_verdict_does_not_ask_for_a_call(tmp_path: Path) -> None:
+def test_the_verdict_does_not_ask_for_a_call_but_for_the_tasks_that_were_played(tmp_path: Path) -> None:
     heldout = _file(tmp_path / "heldout.csv", [("What is 2 + 3?", "2+3", 5.0)])
     write_dataset(_file(tmp_path / "train.csv", []), heldout, tmp_path / "data")
     [task] = read_tasks(tmp_path / "data" / "heldout.jsonl")
@@ -111,3 +111,5 @@ def test_the_verdict_does_not_ask_for_a_call(tmp_path: Path) -> None:
         for at, said in enumerate(["It is 5", "It is 6", None])
     ]
     assert judged(episodes, [task]).metrics["task_success"].value == pytest.approx(1 / 3)
+    with pytest.raises(UserError, match=name):
+        judged(episodes, [])
