@@ -27,25 +27,23 @@ _NAMES: dict[type[ast.operator], str] = {
 
 def write_dataset(train: Path, heldout: Path, out: Path) -> dict[str, int]:
     """Write `train.jsonl`, `heldout.jsonl` and `mcp.json` to `out`, and return how many tasks each file has.
-    A question of training whose expression is held out too is left out. Raises UserError."""
+    A question of training whose expression is held out too is left out. Raises UserError before it writes."""
     asked = [*rows(heldout)]
     shared = {_plain(expression) for _, expression, _ in asked}
+    sides = {"train": [row for row in rows(train) if _plain(row[1]) not in shared], "heldout": asked}
+    made = {
+        side: [task(f"{side}-{number}", *row) for number, row in enumerate(chosen, start=1)]
+        for side, chosen in sides.items()
+    }
+    entry = {"command": sys.executable, "args": ["-m", "examples.calculator.server"], "cwd": str(_ROOT)}
     files = {
-        "train.jsonl": [row for row in rows(train) if _plain(row[1]) not in shared],
-        "heldout.jsonl": asked,
+        f"{side}.jsonl": [each.model_dump_json(exclude_unset=True) for each in of]
+        for side, of in made.items()
     }
     out.mkdir(parents=True, exist_ok=True)
-    entry = {"command": sys.executable, "args": ["-m", "examples.calculator.server"], "cwd": str(_ROOT)}
-    (out / "mcp.json").write_text(
-        json.dumps({"mcpServers": {SERVER: entry}}, indent=2) + "\n", encoding="utf-8"
-    )
-    for name, chosen in files.items():
-        tasks = (
-            task(f"{name.partition('.')[0]}-{number}", *row) for number, row in enumerate(chosen, start=1)
-        )
-        lines = [each.model_dump_json(exclude_unset=True) + "\n" for each in tasks]
-        (out / name).write_text("".join(lines), encoding="utf-8")
-    return {name: len(chosen) for name, chosen in files.items()}
+    for name, lines in {**files, "mcp.json": [json.dumps({"mcpServers": {SERVER: entry}}, indent=2)]}.items():
+        (out / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return {name: len(lines) for name, lines in files.items()}
 
 
 def rows(file: Path) -> Iterator[tuple[str, str, float]]:

@@ -78,6 +78,7 @@ def test_a_row_that_is_no_calculation_is_named(tmp_path: Path, row: tuple[str, s
     good = _file(tmp_path / "train.csv", [])
     with pytest.raises(UserError):
         write_dataset(good, _file(tmp_path / "bad.csv", [row]), tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(
