@@ -152,6 +152,13 @@ def test_of_plain_calls_with_something_else_behind_none_is_made(behind: str) -> 
     assert (quoted.calls, quoted.failures) == ((), ())
 
 
+@pytest.mark.parametrize("frame", ["{}", "```json\n{}\n```"])
+def test_of_broken_plain_calls_no_more_than_a_step_may_have_are_told(frame: str) -> None:
+    """Each failure is answered, and shown to the model."""
+    of_many = frame.replace("{}", '{"tool": 5}\n' * 1000)
+    assert len(read(of_many, "json").failures) == 32
+
+
 def test_a_plain_call_begins_as_several_do() -> None:
     """A model that has written one call goes on to the next or ends, and need not have decided before."""
     first, second = ("quote", {"ticker": "A"}), ("news", {})

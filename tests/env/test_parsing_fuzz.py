@@ -91,6 +91,8 @@ _REPEATED = (
         "```json\n",
         "```json\n{}\n```\n",
         '```json\n{"tool": "q"}\n```\n',
+        '{"tool": "q"}\n',
+        '{"tool": 5}\n',
         "```json\n \n",
         "\n   ```",
         "{",
