@@ -65,15 +65,19 @@ def task(task_id: str, question: str, expression: str, answer: float) -> Task:
     """Return a question as a record, right within the author's tolerance. Raises UserError if the calculator
     gives something else."""
     parsed = _parsed(expression)
-    depth = sum(isinstance(node, ast.BinOp) for node in ast.walk(parsed))
+    operations = sum(isinstance(node, ast.BinOp) for node in ast.walk(parsed))
     plan = nested(parsed)
     gold = Calculation.model_validate(plan)
-    if abs(calculate(gold.operation, gold.operands) - answer) > TOLERANCE:
+    try:
+        is_right = abs(calculate(gold.operation, gold.operands) - answer) <= TOLERANCE
+    except ZeroDivisionError:
+        is_right = False
+    if not is_right:
         raise UserError(f"{expression} is not {answer}", where=question)
     step = {"step": 1, "server": SERVER, "tool": "calculate", "params": plan}
     truth = {
         "task_id": task_id,
-        "complexity": "simple" if depth == 1 else "moderate" if depth <= 3 else "complex",
+        "complexity": "simple" if operations == 1 else "moderate" if operations <= 3 else "complex",
         "max_turns": 4,
         "success": {"must_call_tool": f"{SERVER}.calculate"},
         "tool_sequence": [step],
@@ -91,7 +95,7 @@ def task(task_id: str, question: str, expression: str, answer: float) -> Task:
             "extra_info": {
                 "tools": [f"{SERVER}.calculate"],
                 "generator": "examples/calculator",
-                "class": f"{depth} operation{'s' if depth > 1 else ''}",
+                "class": f"{operations} operation{'s' if operations > 1 else ''}",
             },
         }
     )

@@ -73,7 +73,10 @@ def test_what_is_held_out_or_has_no_answer_is_not_trained_on(tmp_path: Path) -> 
     assert task.prompt[-1].content.startswith("Add 7 and 8")
 
 
-@pytest.mark.parametrize("row", [("Two words", "2+2", "many"), ("Who?", "open('x')", 4.0), ("?", "2 +", 4.0)])
+@pytest.mark.parametrize(
+    "row",
+    [("Two words", "2+2", "many"), ("Who?", "open('x')", 4.0), ("?", "2 +", 4.0), ("?", "4 / (2 - 2)", 4.0)],
+)
 def test_a_row_that_is_no_calculation_is_named(tmp_path: Path, row: tuple[str, str, object]) -> None:
     good = _file(tmp_path / "train.csv", [])
     with pytest.raises(UserError):
