@@ -161,12 +161,7 @@ def _measured(job: QuickstartJob, *, on_part: Callable[[str, int, int], None]) -
     step = _timed(grpo, place / "grpo", on_part)
     eval_s = _timed_evaluation(grpo, supervised.checkpoint, job.tasks_of("heldout"), on_part)
     shutil.rmtree(place)
-    return _Measured(
-        supervised=supervised,
-        grpo=step,
-        eval_s=eval_s,
-        turns=turns,
-    )
+    return _Measured(supervised=supervised, grpo=step, eval_s=eval_s, turns=turns)
 
 
 @dataclass(frozen=True, kw_only=True)

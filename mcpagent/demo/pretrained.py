@@ -16,7 +16,7 @@ LEAST = {"train": 40, "heldout": 20}  # tasks; below these there is nothing to l
 DEFAULT_MINUTES = 60
 
 # What a pretrained model starts from is its own: the demonstrations show what a call looks like here, and
-# that an answer follows a result. A few are enough, and all of them are right.
+# that an answer follows a result. All of them are right.
 _RECIPE = ["training.eval_samples=0", "training.eval_every=0"]
 _WARM_START = [
     "algorithm=sft",
@@ -43,7 +43,9 @@ _LEARNING_RATE = 1.4e-5
 _ENOUGH_STEPS = 40  # of GRPO: a batch of more episodes than are modest waits until there is time for so many
 _FEW_STEPS = 10  # of it rather than more of smaller ones
 _LEAST_STEPS = 8
-_WARM_SHARE, _WARM_STEPS = 1 / 4, (8, 48)  # of the minutes, for so many supervised steps
+# Supervised. GRPO has the minutes that are left: up to so many, demonstrations teach more in them
+# (docs/results.md).
+_WARM_STEPS = 8, 48
 _EVALUATION_SHARE = 0.15  # of the minutes, for the warm start and the trained model
 _UNTRAINED_SHARE = 0.1  # and for the model as it is, without and with shots, whose episodes are long
 _LEAST_UNTRAINED = 10  # tasks
@@ -67,9 +69,8 @@ _CPU, _ACCELERATOR = Width(32, 32, 1, 384), Width(256, 128, 16, 1 << 20)
 
 ABOUT = (
     "A pretrained model learns to use MCP servers. It is measured as it is, without and with two shots, "
-    "imitates a few "
-    "demonstrations that were played on the real servers, and is then trained by GRPO on real episodes, with "
-    "rewards computed from what the servers answered."
+    "imitates demonstrations that were played on the real servers, and is then trained by GRPO on real "
+    "episodes, with rewards computed from what the servers answered."
 )
 
 
@@ -190,17 +191,19 @@ class _Around:
 
 
 def _around(pace: Pace, minutes: float, heldout: int, warm_steps: int | None) -> _Around:
-    if warm_steps is None:
-        least, most = _WARM_STEPS
-        warm_steps = max(least, min(most, int(_WARM_SHARE * 60 * minutes / pace.supervised_s)))
     # Greedy and sampled, by the warm start and the trained model, and twice by the untrained one.
     task_s, untrained_s = 4 * pace.eval_s, 4 * pace.untrained_ratio * pace.eval_s
     eval_tasks = min(heldout, max(LEAST["heldout"], int(_EVALUATION_SHARE * 60 * minutes / task_s)))
     untrained_tasks = min(
         eval_tasks, max(_LEAST_UNTRAINED, int(_UNTRAINED_SHARE * 60 * minutes / untrained_s))
     )
+    evaluations_s = 4 * pace.load_s + eval_tasks * task_s + untrained_tasks * untrained_s
+    if warm_steps is None:
+        least, most = _WARM_STEPS
+        left_s = 60 * minutes - evaluations_s - pace.load_s
+        warm_steps = max(least, min(most, int(left_s / pace.supervised_s)))
     seconds = {
-        "evaluations": 4 * pace.load_s + eval_tasks * task_s + untrained_tasks * untrained_s,
+        "evaluations": evaluations_s,
         "warm start": pace.load_s + warm_steps * pace.supervised_s,
     }
     return _Around(warm_steps, eval_tasks, untrained_tasks, seconds)

@@ -74,17 +74,20 @@ def test_a_plan_never_exceeds_its_minutes_and_more_minutes_never_give_fewer_epis
 
 
 @pytest.mark.parametrize(
-    ("supervised_s", "steps"),
-    [(12, 48), (30, 30), (400, 8)],  # a quarter of 3600 s is 900
+    ("minutes", "steps", "of_grpo"),
+    # At 10 the evaluations take 4 * 10 + 20 * 6 + 10 * 12 = 280 s of 600, and loading 10; at 20 and 30
+    # minutes 340 and 490 s, and 48 steps with loading 586: of 1800 s 714 are left for steps of 60.
+    [(1, 8, 0), (10, 25, 0), (20, 48, 0), (30, 48, 11)],
 )
-def test_the_warm_start_has_as_many_steps_as_a_quarter_of_the_time_allows(
-    supervised_s: float, steps: int
+def test_demonstrations_have_the_time_first_and_grpo_what_they_leave(
+    minutes: float, steps: int, of_grpo: int
 ) -> None:
-    pace = replace(PACE, supervised_s=supervised_s)
-    plan = fit(pace, minutes=60 if steps > 8 else 180, heldout=160, validation=0)
-    assert plan.seconds["warm start"] == 10 + steps * supervised_s
-    assert plan.settings(minutes=60)["warm_start"] == [f"training.max_steps={steps}"]
+    plan = fit(PACE, minutes=minutes, heldout=160, validation=0)
+    assert (plan.warm_steps, plan.steps) == (steps, of_grpo)
+    assert plan.seconds["warm start"] == 10 + steps * 12
+    assert plan.settings(minutes=minutes)["warm_start"] == [f"training.max_steps={steps}"]
     assert f"Warm start: {steps} steps" in str(plan)
+    assert fit(PACE, minutes=minutes, heldout=160, validation=0, warm_steps=9).warm_steps == 9
 
 
 @pytest.mark.parametrize(("longest_turn", "room"), [(40, 128), (190, 380)])
