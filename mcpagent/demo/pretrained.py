@@ -43,8 +43,8 @@ _LEARNING_RATE = 1.4e-5
 _ENOUGH_STEPS = 40  # of GRPO: a batch of more episodes than are modest waits until there is time for so many
 _FEW_STEPS = 10  # of it rather than more of smaller ones
 _LEAST_STEPS = 8
-# Supervised. GRPO has the minutes that are left: up to so many, demonstrations teach more in them
-# (docs/results.md).
+# Supervised. GRPO has the minutes that are left: where both were measured (docs/results.md), demonstrations
+# taught more in the same time.
 _WARM_STEPS = 8, 48
 _EVALUATION_SHARE = 0.15  # of the minutes, for the warm start and the trained model
 _UNTRAINED_SHARE = 0.1  # and for the model as it is, without and with shots, whose episodes are long
